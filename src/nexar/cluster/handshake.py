@@ -380,7 +380,7 @@ class SidecarDialer:
             dial.run(time.monotonic() + _LONGEST_DIAL)
         except (PeerDialFailed, DialSuperseded) as failed:
             if not self._node.cancel_token.made and link.failure is None:  # otherwise it is not needed
-                link.sidecar.could_not_be_opened()
+                link.sidecar.open_failed()
                 self._warn(link, failed, dial)
 
     def _warn(self, link: Link, why: Exception, dial: SidecarDial) -> None:

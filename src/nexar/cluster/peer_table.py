@@ -191,7 +191,7 @@ class PeerTable:
                 if pair.cancel_token is not None:
                     pair.cancel_token.make()
             else:
-                pair.link.rerank(directory.rank_of(node))
+                pair.link.set_rank(directory.rank_of(node))
         self.changed.notify_all()
         return ended
 

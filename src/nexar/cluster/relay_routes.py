@@ -127,7 +127,7 @@ class RelayRoutes:
         # The probe finishes sooner if the peer is dead.
         if self._closed or self._peers.closed or self._peers.known().find(node) is None:
             return False
-        self.cut_off(node, f"no way is left over other nodes: {why}")
+        self.cut_off(node, f"no route over other nodes is left: {why}")
         self._node.dialer.run_in_thread(partial(self._open, node, shortcut=True))
         return True
 

@@ -70,7 +70,7 @@ class CallLog:
         self._lock: threading.Lock = group.matching.lock  # guards all fields below
         self._deferred_io = group.router.deferred_io
         self._mismatch_detector = group.matching.mismatch_detector
-        self._mismatch_detector.on_disagreement = self._on_difference
+        self._mismatch_detector.on_mismatch = self._on_difference
         self._next = 0
         self._open: dict[int, Call] = {}
         self._last_success: tuple[int, int, float] | None = None  # last successful call: operation, sequence, end
@@ -120,7 +120,7 @@ class CallLog:
             if (
                 amiss
                 or (self._aborted and self._aborted.find(sequence))
-                or self._mismatch_detector.is_told_of(sequence)
+                or self._mismatch_detector.is_announced(sequence)
             ):
                 return None
             self._next = sequence + 1
@@ -287,7 +287,7 @@ class CallLog:
             self.progress_inquiry.count_link_bytes(entry)
         with self._lock:
             if notice.call[0] and not self._was_taken(notice.sequence):
-                self._mismatch_detector.told(sender.peer, notice.sequence, notice.call)
+                self._mismatch_detector.check_call(sender.peer, notice.sequence, notice.call)
             report = self._report(notice)
         return self._notice_sender.send(sender, report) if notice.number else None
 
@@ -398,7 +398,7 @@ class CallLog:
             return
         with self._lock:
             self._closing_notice = closing_notice = ClosingNotice(*self._about, self._rank, self._next)
-            awaited = self._mismatch_detector.is_told_of(closing_notice.sequence)
+            awaited = self._mismatch_detector.is_announced(closing_notice.sequence)
         if awaited:
             self._notice_sender.send_all(closing_notice.message)
 

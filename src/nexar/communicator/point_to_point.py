@@ -483,7 +483,7 @@ def _give_back_parts(taken: Sequence[Receive]) -> None:
     """
     first, *pieces = taken
     for piece in pieces:
-        piece.brought = False
+        piece.caller_buffer = False
     undo((*pieces, first))
 
 

@@ -71,7 +71,7 @@ class RegionMembers:
             if node in nodes:
                 region.fail(error)
 
-        return self._group.router.tell_of_losses(lost)
+        return self._group.router.on_peer_lost(lost)
 
 
 def _nobody() -> None:

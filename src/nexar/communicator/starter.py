@@ -79,13 +79,13 @@ class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
     def _conduct(self, work: PendingCollective, timeout: float) -> Request:
         runner = self._context.runner
         running = runner.start(work if self._finish is None else work.map_result(self._finish))
-        self._group.progress.leave_behind()
+        self._group.progress.drive_in_background()
         return Request(runner, running, timeout, self._judge)
 
     def _call(self, work: PendingCollective, timeout: float) -> Request:
         runner = self._context.runner
         running = runner.start(work)
-        self._group.progress.leave_behind()
+        self._group.progress.drive_in_background()
         return CallRequest(runner, running, timeout, self._judge)
 
     def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Request:

@@ -1,1 +1,1 @@
-"""One peer: everything I can say to it. Lanes, credit, matching, and the waiting that drives them."""
+"""Links to peers: messages, flow control, matching, and the progress engine that drives them."""

@@ -1,13 +1,13 @@
-"""Receives meet messages, for one generation of one communicator.
+"""Matching: pairs posted receives with messages, for one generation of one communicator.
 
-Law: a message goes to the oldest receive that asks for its (source, space, tag), wildcards included, and a receive
-takes the oldest message that it asks for; so within one conversation order is kept, and posting before or after
-arrival makes no difference. A message that does not fit its receive stays where it is, and the receive raises.
-From that follows the invariant: nobody waits for a message that is here. Whatever brings a message or a receive back
-(a cancelled receive, a withdrawn message, a receive that did not fit) ends with `_rematch`.
+A message goes to the oldest receive that asks for its (source, space, tag), wildcards included; a receive takes the
+oldest message that it asks for. So order within a conversation holds, and posting before or after arrival makes no
+difference. A message that does not fit stays queued, and the receive raises.
 
-A receive posted in time gets the payload straight into its buffer. What has landed elsewhere is moved outside the
-lock (see moving.py), because it may be hundreds of megabytes.
+Invariant: no receive waits for a message that is here. Every return to a queue ends with `_rematch`.
+
+A receive posted in time gets the payload directly. Other messages are moved outside the lock: they may be hundreds of
+megabytes.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _COLLECTIVE: Final = int(Space.COLLECTIVE)
 _CLOSED: Final = int(Space.CLOSED)
 _MESSAGES: Final = frozenset((int(Space.TAGGED), int(Space.UNTAGGED), int(Space.PART)))
 _TAGS: Final = 1 << 64
-_COLLECTIVE_TAGS: Final = 1 << 96  # its tag is its sequence and its step
+_COLLECTIVE_TAGS: Final = 1 << 96  # a collective's tag is its sequence and step
 
 
 class Matching:
-    """Posted receives and early messages of one communicator. All but `post`, `probe`, `cancel` run under the lock."""
+    """Posted receives and unexpected messages. Needs the lock, except for the receiving side."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Matching:
         *,
         members: frozenset[int] | None = None,
     ) -> None:
-        """`members`: the nodes that take part; None: whoever has a link."""
+        """`members`: the participating nodes; None for every node with a link."""
         self.communicator = communicator
         self.generation = generation
         self.members = members
@@ -74,18 +74,18 @@ class Matching:
         self._deferred_io = deferred_io
         self._order = 0  # of arrivals and postings
         self._posted = PostedReceives()
-        self._waiting: FifoByKey[Message] = FifoByKey()  # messages nobody has asked for yet
-        # Only conversations with a receive that can be retracted: an entry goes with the last of them.
+        self._waiting: FifoByKey[Message] = FifoByKey()  # unexpected messages
+        # Only conversations with a retractable receive: an entry disappears with the last of them.
         self._newest_taken: WeakValueDictionary[Key, NewestTaken] = WeakValueDictionary()
-        self._follows = False  # there may be such conversations: every message that is taken must be noted
+        self._tracks_taken = False  # such conversations may exist: every taken message must be recorded
         self._lost: dict[int, NexarError] = {}  # sources that will send no more, and why
-        self._left: set[int] = set()  # sources whose users have closed it: they send no more messages
+        self._left: set[int] = set()  # sources that closed the communicator: they send no more messages
         self._closed: NexarError | None = None
-        self._somebody_is_gone = False  # a source is lost or has left, or all is closed
-        self.peers: dict[int, AwaitedPeer] = {}  # what is known of each source, for error messages
-        self.mismatch_detector = MismatchDetector(self._discard)  # of the collectives
+        self._any_source_gone = False  # a source is lost or has left, or the generation is closed
+        self.peers: dict[int, AwaitedPeer] = {}  # by source, for error messages
+        self.mismatch_detector = MismatchDetector(self._discard)  # of collectives
 
-    # -- the receiver's side: any thread, without the lock ---------------------------------------------------
+    # -- receiving side: any thread, without the lock --------------------------------------------------------
 
     def post(
         self,
@@ -98,14 +98,13 @@ class Matching:
         ask: ReceiveKind = Receive,
         retractable: bool = False,
     ) -> Receive:
-        """Ask for a message; `ask` makes a receive of another kind (see asking.py). `retractable`: see Receive.retract.
-
-        `into` None: memory is made for it. Raises at once if the source is lost and left nothing behind.
+        """Post a receive of class `ask`. `into` None allocates memory. Raise at once if the source is lost and left no
+        message.
         """
         if into is not None and (into.__class__ is not memoryview or into.readonly or into.format != "B"):
             into = room_for(into)
         if not ANY <= tag < (_TAGS if space != _COLLECTIVE else _COLLECTIVE_TAGS):
-            raise UsageError(f"a receive with tag {tag}; tags are 0 to 2**64 - 1, or ANY_TAG")
+            raise UsageError(f"receive: tag {tag} is out of range; tags are 0 to 2**64 - 1, or ANY_TAG")
         receive = ask(self, (source, space, tag), into, dtype)
         if retractable:
             receive.newest_taken = NOTHING_TAKEN
@@ -115,8 +114,8 @@ class Matching:
             receive.order = self._order
             message = self._find_message(receive) if self._waiting.oldest else None
             if message is None:
-                if self._somebody_is_gone:
-                    self._refuse_to_wait(receive)
+                if self._any_source_gone:
+                    self._raise_if_unsatisfiable(receive)
                 self._posted.add(receive)
             elif receive.accepts(message.frame):
                 moves = self._pair(receive, message)
@@ -129,20 +128,17 @@ class Matching:
         return receive
 
     def probe(self, *, source: int, space: int, tag: int) -> Message | None:
-        """The message that such a receive would take now; it stays."""
+        """Return the message that such a receive would take now."""
         with self.lock:
             return self._find_message(Receive(self, (source, space, tag), None, 0))
 
     def cancel(self, receive: Receive) -> None:
-        """See Receive.cancel."""
         while not self._cancelled(receive):
             continue
         self._deferred_io.flush()
 
     def _cancelled(self, receive: Receive, *, in_order: bool = False) -> bool:
-        """One attempt. False: its message was being moved; that is over now, so look again. `in_order`: a receive that
-        is overtaken is left alone.
-        """
+        """Try once. False: a move has just ended, so try again. `in_order` leaves an overtaken receive alone."""
         with self.lock:
             message = receive.message
             if receive.done or (in_order and self._is_overtaken(receive)):
@@ -168,14 +164,12 @@ class Matching:
         return True
 
     def give_back(self, receive: Receive, *, in_order: bool = False) -> bool:
-        """See Receive.undo and, `in_order`, Receive.retract. The message goes back to its place by order of arrival, so
-        it is the next one taken.
-        """
+        """Receive.undo and, `in_order`, Receive.retract. The message returns to its position."""
         while not self._cancelled(receive, in_order=in_order):
             continue
         into = receive.into
         if _has_its_message(receive) and into is not None:
-            data = _copied(into) if receive.brought else into
+            data = _copied(into) if receive.caller_buffer else into
             with self.lock:
                 if _has_its_message(receive) and not (in_order and self._is_overtaken(receive)):
                     self._restore(receive, data)
@@ -189,40 +183,39 @@ class Matching:
         key = receive.key
         origin = _LocalOrigin(self.peers[key[0]].rank if key[0] in self.peers else None)
         message = Message(origin, key, receive.frame, receive.shape, receive.order)
-        message.credited = True  # when it was received
+        message.credited = True
         self._unexpected_buffers.keep_back(message, data)
         self._waiting.put(key, message)
         self._rematch(key)
 
     def _is_overtaken(self, receive: Receive) -> bool:
-        """Has a later message of its conversation been taken?"""
+        """Was a later message of its conversation taken?"""
         newest, message = receive.newest_taken, receive.message
         if newest is None:
             return False
         return newest.order > message.order if message else _has_its_message(receive) and newest.order > receive.order
 
     def _note_taken(self, receive: Receive, key: Key, order: int) -> None:
-        """`receive` takes the message `order` of this conversation: its older messages are overtaken."""
+        """Record that `receive` takes message `order`, overtaking older ones."""
         newest = self._newest_taken.get(key)
         if receive.newest_taken is not None:
             if newest is None:
                 newest = self._newest_taken[key] = NewestTaken()
             receive.newest_taken = newest
-            self._follows = True
+            self._tracks_taken = True
         elif newest is None:
-            self._follows = len(self._newest_taken) > 0
+            self._tracks_taken = len(self._newest_taken) > 0
             return
         newest.order = max(newest.order, order)
 
     def awaited(self, source: int, missing: str) -> AwaitedPeer:
-        """Who should have sent."""
         known = self.peers.get(source, AwaitedPeer(node=None if source == ANY else source))
         return replace(known, missing=missing)
 
-    # -- the sender's side: called by links ------------------------------------------------------------------
+    # -- sending side: called by links -----------------------------------------------------------------------
 
     def arrive(self, origin: Origin, source: int, frame: Frame, shape: tuple[int, ...], data: memoryview) -> bool:
-        """A whole message. True: a receive has it; else it gives its credit back by `consumed` when one takes it."""
+        """Take a whole message. True if a receive has it; otherwise `consumed` returns its credit later."""
         space = frame.space
         key = (source, space, frame.tag) if space != _COLLECTIVE else key_of(source, frame)
         receive = self._posted.claim(key, frame)
@@ -236,7 +229,7 @@ class Matching:
             receive.shape = shape
             if space != _COLLECTIVE:  # may be given back
                 receive.order = self._order = self._order + 1
-                if self._follows or receive.newest_taken is not None:
+                if self._tracks_taken or receive.newest_taken is not None:
                     self._note_taken(receive, key, receive.order)
             receive.finish()
             return True
@@ -249,7 +242,7 @@ class Matching:
         return False
 
     def announce(self, origin: Origin, source: int, frame: Frame, shape: tuple[int, ...]) -> Message:
-        """An envelope. The payload is granted now if somebody asked for it or there is room, else later."""
+        """Take an envelope. Its payload is granted now, or when a receive or memory is available."""
         key = key_of(source, frame)
         message = self._register(origin, key, frame, shape)
         self._rematch(key)
@@ -257,8 +250,8 @@ class Matching:
             self._unexpected_buffers.admit(message)
         return message
 
-    def land(self, message: Message) -> None:
-        """The whole payload of a granted message is in its place."""
+    def payload_complete(self, message: Message) -> None:
+        """The payload of a granted message is complete."""
         if message.state is MessageState.DIRECT and message.receive is not None:
             self._complete(message.receive, message)
         elif message.state is MessageState.BUFFERING:
@@ -267,7 +260,7 @@ class Matching:
             message.arrived = True
 
     def withdraw(self, message: Message) -> None:
-        """The sender takes an unfinished message back: as if it had never been sent."""
+        """The sender withdraws an unfinished message."""
         if message.state is MessageState.MOVING:
             message.withdrawn = True
             return
@@ -277,7 +270,7 @@ class Matching:
             self._wait_again(receive)
 
     def abandon(self, message: Message, error: NexarError) -> None:
-        """The rest of this unfinished message will never come."""
+        """The rest of an unfinished message will never come."""
         if message.state is MessageState.MOVING:
             message.error = error
             return
@@ -288,28 +281,26 @@ class Matching:
             receive.finish(error)
 
     def lose(self, source: int, error: NexarError) -> None:
-        """This source will send no more, and all it had not finished was abandoned. What is whole stays receivable."""
+        """A source is lost, and its unfinished messages are abandoned. Whole ones stay receivable."""
         if not self.admits(source):
             return
         self._lost[source] = error
-        self._somebody_is_gone = True
+        self._any_source_gone = True
         for receive in [r for r in self._posted.everything() if r.key[0] in (ANY, source)]:
             self._posted.remove(receive)
             receive.finish(error)
 
     def _leave(self, source: int) -> None:
-        """This source has closed the communicator. What it sent before stays receivable; its collectives are told of it
-        otherwise.
-        """
+        """A source closed the communicator. Its messages stay receivable; a notice tells its collectives."""
         self._left.add(source)
-        self._somebody_is_gone = True
+        self._any_source_gone = True
         for receive in self._posted.everything():
-            if self._waits_in_vain(receive):
+            if self._is_unsatisfiable(receive):
                 self._posted.remove(receive)
-                receive.finish(self._left_without(receive))
+                receive.finish(self._unsatisfiable_error(receive))
 
-    def _waits_in_vain(self, receive: Receive) -> bool:
-        """Have all left who could send what it asks for?"""
+    def _is_unsatisfiable(self, receive: Receive) -> bool:
+        """Have all nodes left that could send its message?"""
         source, space, _ = receive.key
         if space not in _MESSAGES:
             return False
@@ -317,17 +308,17 @@ class Matching:
             source == ANY and self.members is not None and len(self._left) >= len(self.members) - 1
         )
 
-    def _left_without(self, receive: Receive) -> NexarError:
+    def _unsatisfiable_error(self, receive: Receive) -> NexarError:
         known = self.peers.get(receive.key[0])
         rank = None if known is None else known.rank
         who = "all other ranks have" if rank is None else f"rank {rank} has"
-        reason = f"{who} closed it, so nothing comes for {receive.name}"
+        reason = f"{who} closed it, so no message comes for {receive.name}"
         return Revoked(communicator=str(self.communicator), reason=reason, rank=rank, closed=True)
 
     def close(self, error: NexarError) -> None:
-        """The generation is over, and all that was unfinished was abandoned: receives fail, early messages go."""
+        """The generation ends, and its unfinished messages are abandoned."""
         self._closed = error
-        self._somebody_is_gone = True
+        self._any_source_gone = True
         for receive in self._posted.everything():
             self._posted.remove(receive)
             receive.finish(error)
@@ -335,13 +326,12 @@ class Matching:
             self._drop(message)
 
     def admits(self, source: int) -> bool:
-        """May this node speak here?"""
+        """May this node send here?"""
         return self.members is None or source in self.members
 
     def lost(self, source: int) -> NexarError | None:
-        """Why nothing more can be exchanged with this source in this generation; None if it can.
-
-        From anybody: if anybody is lost, because what is waited for might have been theirs.
+        """Return why nothing more can be exchanged with this source, or None. For ANY: the loss of any source, whose
+        message it might have been.
         """
         if source == ANY and self._closed is None:
             return next(iter(self._lost.values()), None)
@@ -356,7 +346,7 @@ class Matching:
         return message
 
     def _rematch(self, key: Key) -> None:
-        """Bring together what belongs together. Moves are left to the outbox: somebody else's thread may be here."""
+        """Moves are deferred, because this may run on another caller's thread."""
         while (message := self._waiting.first(key)) is not None:
             receive = self._posted.find(key)
             if receive is None:
@@ -368,7 +358,7 @@ class Matching:
                 self._deferred_io.add(self._move_in, receive, message)
 
     def _pair(self, receive: Receive, message: Message) -> bool:
-        """This receive takes this message, which is on the shelf. True: it must be moved in."""
+        """Pair with a queued message. True if the caller must move it in."""
         announced = message.state is MessageState.ENVELOPE
         if announced and receive.into is None and not make_room(receive, message):
             return False
@@ -378,7 +368,7 @@ class Matching:
             message.origin.consumed(message)
         message.receive = receive
         receive.message = message
-        if self._follows or receive.newest_taken is not None:
+        if self._tracks_taken or receive.newest_taken is not None:
             self._note_taken(receive, message.key, message.order)
         if not announced:
             message.arrived = message.state is MessageState.COMPLETE
@@ -397,21 +387,21 @@ class Matching:
         candidates = [message for key, message in self._waiting.heads() if receive.wants(key)]
         return min(candidates, key=lambda message: message.order, default=None)
 
-    def _refuse_to_wait(self, receive: Receive) -> None:
+    def _raise_if_unsatisfiable(self, receive: Receive) -> None:
         error = self.lost(receive.key[0])
         if error is not None:
             raise duplicate(error)
-        if self._waits_in_vain(receive):
-            raise self._left_without(receive)
+        if self._is_unsatisfiable(receive):
+            raise self._unsatisfiable_error(receive)
 
     def _wait_again(self, receive: Receive) -> None:
-        """Its message is gone: it waits again, in its old place, unless nothing can come any more."""
+        """Queue again at the old position, unless no message can come."""
         receive.message = None
-        if not receive.brought:
+        if not receive.caller_buffer:
             receive.into = None
         error = self.lost(receive.key[0])
-        if error is None and self._waits_in_vain(receive):
-            error = self._left_without(receive)
+        if error is None and self._is_unsatisfiable(receive):
+            error = self._unsatisfiable_error(receive)
         if error is not None:
             receive.finish(error)
             return
@@ -431,7 +421,7 @@ class Matching:
         receive.finish()
 
     def _drop(self, message: Message) -> None:
-        """Nothing is to be done for it any more. First the carrier must let go of its memory, then it is freed."""
+        """The carrier releases the memory first, then it is freed."""
         if message.state in (MessageState.BUFFERING, MessageState.DIRECT):
             message.origin.redirect(message, None)
         if message.state is not MessageState.DIRECT:
@@ -444,17 +434,16 @@ class Matching:
         self._unexpected_buffers.free(message)
 
     def _discard(self, sequence: int, reason: str) -> None:
-        """Nobody will ask for the messages of this collective. Who waits for a grant, or sends, is told."""
+        """Drop a collective's messages, and refuse its payloads, so that no sender waits."""
         for message in self._waiting.everything():
             if message.key[1] == _COLLECTIVE and message.frame.sequence == sequence:
                 if message.state is not MessageState.COMPLETE:
                     message.origin.refuse(message, reason)
                 self._drop(message)
 
-    # -- moving: without the lock, but for what begins and ends a move ------------------------------------------
+    # -- moving: without the lock, except where a move begins and ends ------------------------------------------
 
     def _move_in(self, receive: Receive, message: Message) -> None:
-        """From early memory into the buffer of a receive that came late."""
         whole = False
         fault: MemoryError | None = None
         try:
@@ -475,7 +464,7 @@ class Matching:
         if whole or message.arrived:
             self._complete(receive, message)
         elif message.error is not None or message.withdrawn:
-            message.origin.redirect(message, None)  # the carrier may live on: the rest must not land here any more
+            message.origin.redirect(message, None)  # the carrier may live on: the rest must not be written here
             message.state = MessageState.FINISHED
             message.receive = message.data = None
             receive.message = None
@@ -488,15 +477,14 @@ class Matching:
             message.data = receive.into
 
     def _return_unmoved(self, receive: Receive, message: Message, fault: MemoryError) -> None:
-        """The receive cannot have it; the message stays where it is."""
         receive.message = None
         receive.finish(fault)
         message.receive = None
-        self._back_to_shelf(message, whole=message.arrived)
+        self._requeue(message, whole=message.arrived)
 
     def _next_for(self, message: Message) -> Receive | None:
-        """The next receive that waits for the message of one that gives up. It must take it now: a later message would
-        come to it while this one is moved elsewhere.
+        """Pair the message of a cancelled receive with the next one. Now, because a later message could reach that one
+        during a move.
         """
         while (receive := self._posted.find(message.key)) is not None:
             self._posted.remove(receive)
@@ -511,7 +499,6 @@ class Matching:
         return None
 
     def _move_over(self, receive: Receive, message: Message, following: Receive) -> None:
-        """From the buffer of a cancelled receive into that of the next one."""
         assert following.into is not None
         whole = move_message(message, following.into)
         with self.lock:
@@ -521,10 +508,7 @@ class Matching:
             message.end_move()
 
     def _begin_move_out(self, receive: Receive, message: Message) -> memoryview | None:
-        """A receive gives up while its message flows in. The message must not be lost: keep it.
-
-        Without memory the sender is told, and None returned.
-        """
+        """Return memory for the arriving message of a cancelled receive. Without any, refuse it and return None."""
         try:
             room = self._unexpected_buffers.take_over(message)
         except MemoryError:
@@ -538,16 +522,15 @@ class Matching:
         return None
 
     def _move_out(self, receive: Receive, message: Message, room: memoryview) -> None:
-        """From the buffer of a cancelled receive into early memory."""
         whole = move_message(message, room)
         with self.lock:
             receive.message = message.receive = None
             receive.finish(Cancelled(operation=receive.name))
             message.data = room
-            self._back_to_shelf(message, whole=whole or message.arrived)
+            self._requeue(message, whole=whole or message.arrived)
             message.end_move()
 
-    def _back_to_shelf(self, message: Message, *, whole: bool) -> None:
+    def _requeue(self, message: Message, *, whole: bool) -> None:
         message.arrived = False
         message.state = MessageState.COMPLETE if whole else MessageState.BUFFERING
         self._waiting.put(message.key, message)
@@ -558,23 +541,19 @@ class Matching:
 
 
 class _LocalOrigin:
-    """The `Origin` of a message that was received and given back: all of it is here, and its sender knows."""
+    """The `Origin` of a message that was given back: complete, and its sender knows."""
 
     def __init__(self, rank: int | None) -> None:
         self.rank = rank
 
-    def grant(self, message: Message, into: memoryview) -> None:
-        """Never asked: it is whole."""
+    def grant(self, message: Message, into: memoryview) -> None: ...
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
-        """Everything has landed."""
         return Redirected.LANDED
 
-    def refuse(self, message: Message, reason: str) -> None:
-        """Never asked: it is whole."""
+    def refuse(self, message: Message, reason: str) -> None: ...
 
-    def consumed(self, message: Message) -> None:
-        """Never asked: its credit was given back when it was received."""
+    def consumed(self, message: Message) -> None: ...
 
 
 def _has_its_message(receive: Receive) -> bool:

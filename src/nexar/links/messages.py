@@ -1,31 +1,16 @@
-"""What the bytes of a message are, when they are no array: numbers of a frame's dtype field that name no dtype.
+"""Messages, receives, their queues, and moving a message between buffers. The node's lock guards all of it.
 
-Numbers are the wire format: never reuse one. Those of dtypes grow from 0, these fall from 255.
+States of a message:
 
-First in, first out, per key: the container of matching. Most keys hold one thing at a time: that case is cheap.
+    ENVELOPE   the envelope is queued; waits for a receive or for memory
+    BUFFERING  granted: flows into pooled memory; queued
+    DIRECT     granted: flows into the buffer of its receive
+    COMPLETE   all of it is in pooled memory; queued
+    MOVING     a thread moves it between pooled memory and a receive's buffer, outside the lock
+    FINISHED   received, withdrawn, lost or refused
 
-Messages that arrive, and the receives that ask for them. Everything here changes under the node's lock.
-
-A message is in one of these states:
-
-announced  its envelope is here; it waits on the shelf for a receive, or for room
-early      granted: its payload flows into early memory; on the shelf
-direct     granted: its payload flows into the buffer of its receive
-whole      every byte is in early memory; on the shelf
-moving     a thread is moving it between early memory and a receive's buffer, outside the lock
-gone       received, withdrawn, lost or refused: nothing is to be done for it any more
-
-Receives of other kinds: for messages that are no arrays, and for looking at a message without taking it.
-
-They rest on one law of matching: a message that does not fit its receive stays where it is, and the receive is done
-with what `mismatch` gives.
-
-Receives that wait, of one conversation or with wildcards: the oldest that asks is served first.
-
-Moving a message from one memory to another while its payload may still be arriving.
-
-The carrier is asked to let the rest land in the new place and moves what it has; only if it says that everything has
-landed in the old place already is there something for us to copy. Runs without the node's lock: it may take long.
+A message that does not fit its receive stays queued, and the receive completes with the result of `mismatch`. Probe and
+the receives of other forms rely on that.
 """
 
 from __future__ import annotations
@@ -46,29 +31,27 @@ from nexar.transport.buffer_pool import Lease
 from nexar.types import AwaitedPeer, describe_peer
 from nexar.wire.frame import Frame, Space
 
-OBJECT: Final = 255
-"""A value, encoded without running anybody's code to read it."""
-PICKLE: Final = 254
-"""A value that runs code when it is read: only for who asked for it."""
-BUFFERS: Final = 253
-"""The bytes of several buffers."""
+OBJECT: Final = 255  # an encoded value; decoding it runs no foreign code
+PICKLE: Final = 254  # a pickled value, which runs code when it is loaded: only for receives that ask for it
+BUFFERS: Final = 253  # the bytes of several buffers
+# Values of a frame's dtype field from here on name forms, not dtypes. They are the wire format: never reuse one. Dtypes
+# count up from 0, forms down from 255.
 FORMS: Final = 240
-"""From here on a number is a form."""
 
+# by form: its name in errors, and the method that receives it
 OTHER_FORMS: Final = MappingProxyType(
     {
         OBJECT: ("an object", "recv_object()"),
-        PICKLE: ("a pickled object", "recv_object(pickle=True), if you trust who sent it with your process"),
+        PICKLE: ("a pickled object", "recv_object(pickle=True), if you trust the sender with your process"),
         BUFFERS: ("a list of buffers", "recv_iov()"),
     }
 )
-"""How errors name a form, and the verb that takes it."""
 
 Key = tuple[int, int, int]
 
 
 class Ordered(Protocol):
-    """What can stand on a shelf."""
+    """An element of FifoByKey."""
 
     order: int
 
@@ -77,56 +60,51 @@ T = TypeVar("T", bound=Ordered)
 
 
 class FifoByKey(Generic[T]):
-    """A queue for each key, in order of `order`; an empty queue leaves no trace."""
+    """A queue for each key, sorted by `order`; cheap for one element per key."""
 
     __slots__ = ("_more", "first", "oldest")
 
     def __init__(self) -> None:
-        self.oldest: dict[Key, T] = {}
-        """The oldest thing of each key, to look at: empty if the shelf is."""
-        self._more: dict[Key, list[T]] = {}  # what came after it
-        self.first: Callable[[Key], T | None] = self.oldest.get
-        """The oldest thing of this key, left where it is."""
+        self.oldest: dict[Key, T] = {}  # the oldest element of each key
+        self._more: dict[Key, list[T]] = {}  # the later elements
+        self.first: Callable[[Key], T | None] = self.oldest.get  # returns the oldest element of a key
 
     def __len__(self) -> int:
         return len(self.oldest) + sum(len(queue) for queue in self._more.values())
 
-    def put(self, key: Key, thing: T) -> None:
-        """In its place by order: usually behind everything, further ahead if it was taken before and comes back."""
-        first = self.oldest.setdefault(key, thing)
-        if first is thing:
+    def put(self, key: Key, element: T) -> None:
+        """Usually last; further ahead if it was taken before."""
+        first = self.oldest.setdefault(key, element)
+        if first is element:
             return
-        if thing.order < first.order:
-            self.oldest[key] = thing
-            thing = first
-        insort(self._more.setdefault(key, []), thing, key=_order_of)
+        if element.order < first.order:
+            self.oldest[key] = element
+            element = first
+        insort(self._more.setdefault(key, []), element, key=_order_of)
 
     def drop_first(self, key: Key) -> None:
-        """The oldest thing of this key, which `first` has shown, goes."""
         del self.oldest[key]
         if self._more and key in self._more:
             self._promote(key)
 
-    def remove(self, key: Key, thing: T) -> bool:
-        """Take this very thing out, wherever it stands. False if it is not here."""
-        if self.first(key) is thing:
+    def remove(self, key: Key, element: T) -> bool:
+        """False if it is not here."""
+        if self.first(key) is element:
             self.drop_first(key)
             return True
         queue = self._more.get(key, [])
-        if thing not in queue:
+        if element not in queue:
             return False
-        queue.remove(thing)
+        queue.remove(element)
         if not queue:
             del self._more[key]
         return True
 
     def heads(self) -> Iterator[tuple[Key, T]]:
-        """The oldest thing of every key."""
         return iter(list(self.oldest.items()))
 
     def everything(self) -> list[T]:
-        """All of it, oldest first within a key."""
-        return [*self.oldest.values(), *(thing for queue in self._more.values() for thing in queue)]
+        return [*self.oldest.values(), *(element for queue in self._more.values() for element in queue)]
 
     def _promote(self, key: Key) -> None:
         queue = self._more[key]
@@ -135,16 +113,15 @@ class FifoByKey(Generic[T]):
             del self._more[key]
 
 
-def _order_of(thing: Ordered) -> int:
-    return thing.order
+def _order_of(element: Ordered) -> int:
+    return element.order
 
 
-ANY = -1
-"""In a receive's key: any source, any tag."""
+ANY = -1  # in a receive's key: any source, or any tag
 
 
 class MessageState(Enum):
-    """See the module."""
+    """States of a message, described above."""
 
     ENVELOPE = auto()
     BUFFERING = auto()
@@ -155,7 +132,7 @@ class MessageState(Enum):
 
 
 def conversation(space: int, tag: int) -> str:
-    """How errors name a conversation."""
+    """Name a conversation for errors."""
     if space == Space.TAGGED:
         return "with any tag" if tag == ANY else f"with tag {tag}"
     if space == Space.PART:
@@ -166,59 +143,57 @@ def conversation(space: int, tag: int) -> str:
 
 
 def key_of(source: int, frame: Frame) -> Key:
-    """The conversation of a frame. A collective's is its sequence and step; in the other spaces `tag` is the user's."""
+    """Return (source, space, tag); a collective's tag is its sequence and step."""
     if frame.space == Space.COLLECTIVE:
         return source, frame.space, collective_tag(frame.sequence, frame.step)
     return source, frame.space, frame.tag
 
 
 def collective_tag(sequence: int, step: int) -> int:
-    """The tag to post for a step of a collective."""
+    """Return the tag of a collective's step."""
     return sequence << 32 | step
 
 
 def row_of(data: object, need: str) -> memoryview:
-    """The memory of `data` as a row of bytes. UsageError says what is needed and does not have it."""
+    """Return the memory of `data` as bytes. Raise UsageError, which begins with `need`."""
     try:
         return as_row(data)
     except (TypeError, ValueError) as error:
         kind = f"{type(data).__module__}.{type(data).__qualname__}"
-        raise UsageError(f"{need}, which this {kind} does not hold: {error}") from error
+        raise UsageError(f"{need}, got {kind}: {error}") from error
 
 
 def room_for(into: object) -> memoryview:
-    """The memory of a receive as a row of bytes that can be written. UsageError says why it cannot."""
+    """Return a receive's memory as writable bytes. Raise UsageError."""
     row = row_of(into, "a receive needs contiguous memory")
     if row.readonly and len(row):
         raise UsageError("the receive buffer is read-only; pass one that can be written")
-    return row if len(row) else memoryview(bytearray())  # nothing is written there, but even that wants to be allowed
+    # an empty read-only buffer is valid, because nothing is written
+    return row if len(row) else memoryview(bytearray())
 
 
 class Origin(Protocol):
-    """Where a message comes from: its link, as far as matching must know it.
-
-    `grant`, `refuse` and `consumed` are called under the lock; what they have to send goes into the node's outbox.
+    """The source of a message: its link, as matching sees it. `grant`, `refuse` and `consumed` run under the lock, and
+    send through the deferred I/O queue.
     """
 
     @property
-    def rank(self) -> int | None:
-        """The peer's, for errors."""
+    def rank(self) -> int | None: ...
 
     def grant(self, message: Message, into: memoryview) -> None:
-        """Expect the payload there, and tell the sender to send it."""
+        """Expect the payload, and tell the sender to send it."""
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
-        """As Carrier.redirect_payload, with or without the lock; UNKNOWN also if the carrier has ended."""
+        """Like Carrier.redirect_payload, with or without the lock; UNKNOWN if the carrier has ended."""
 
-    def refuse(self, message: Message, reason: str) -> None:
-        """Discard what comes, and tell the sender why."""
+    def refuse(self, message: Message, reason: str) -> None: ...
 
     def consumed(self, message: Message) -> None:
-        """The message was taken, so its credit is free. Called once for each message that did not arrive straight."""
+        """Return its credit. Once, unless `arrive` returned True."""
 
 
 class Message:
-    """One message that has arrived, as a whole or by its envelope."""
+    """An arrived message, whole or as an envelope."""
 
     __slots__ = (
         "after_move", "arrived", "credited", "data", "early_bytes", "error", "frame", "key", "lease", "order", "origin",
@@ -230,22 +205,21 @@ class Message:
         self.key = key
         self.frame = frame
         self.shape = shape
-        self.order = order  # of arrival in its communicator: the oldest is taken first, whatever happened to it since
+        self.order = order  # of arrival in its communicator; never changes: the oldest is taken first
         self.state = MessageState.ENVELOPE
         self.data: memoryview | None = None  # where its bytes are, or flow to
-        self.lease: Lease | None = None  # pooled memory behind `data`, when it is not a receive's
-        self.early_bytes = 0  # reserved for it in the node's early budget
-        self.credited = False  # its credit was given back
-        self.receive: Receive | None = None  # while direct or moving
-        # What happens to it while it is moving waits for whoever moves it:
-        self.arrived = False  # the last byte has landed where the move directed it
-        self.withdrawn = False  # the sender took it back
+        self.lease: Lease | None = None  # pooled memory behind `data`, unless that is a receive's
+        self.early_bytes = 0  # reserved in the node's budget for unexpected messages
+        self.credited = False  # its credit was returned
+        self.receive: Receive | None = None  # while DIRECT or MOVING
+        # While the message is MOVING, these record events for the moving thread:
+        self.arrived = False  # the last byte has arrived where the move directed it
+        self.withdrawn = False  # by the sender
         self.error: NexarError | None = None  # why the rest will never come
-        self.settled: threading.Event | None = None  # somebody waits for the end of the move
-        self.after_move: Callable[[], None] | None = None  # what its link has to do then, under the lock
+        self.settled: threading.Event | None = None  # a thread waits for the end of the move
+        self.after_move: Callable[[], None] | None = None  # what the link does then, under the lock
 
     def end_move(self) -> None:
-        """Whoever waits for the end of the move may look again."""
         if self.after_move is not None:
             act, self.after_move = self.after_move, None
             act()
@@ -255,24 +229,19 @@ class Message:
 
 
 class ReceiveOwner(Protocol):
-    """Whose receive it is (a Matching)."""
+    """A Matching."""
 
     lock: threading.Lock
 
-    def cancel(self, receive: Receive) -> None:
-        """See Operation.cancel."""
+    def cancel(self, receive: Receive) -> None: ...
 
-    def give_back(self, receive: Receive, *, in_order: bool = False) -> bool:
-        """See Receive.undo, Receive.retract."""
+    def give_back(self, receive: Receive, *, in_order: bool = False) -> bool: ...
 
-    def awaited(self, source: int, missing: str) -> AwaitedPeer:
-        """Who should have sent."""
+    def awaited(self, source: int, missing: str) -> AwaitedPeer: ...
 
 
 class NewestTaken:
-    """Order of the newest message that a receive of one conversation has taken. The retractable receives of that
-    conversation share it, and nothing else keeps it alive.
-    """
+    """The newest taken message of one conversation. Only retractable receives keep it alive."""
 
     __slots__ = ("__weakref__", "order")
 
@@ -280,26 +249,23 @@ class NewestTaken:
         self.order = 0
 
 
-NOTHING_TAKEN: Final = NewestTaken()
-"""Of a retractable receive that has not taken a message yet."""
+NOTHING_TAKEN: Final = NewestTaken()  # of a retractable receive that has not taken a message yet
 
 
 class Receive(Operation):
-    """A posted receive. Once done without error, `frame`, `shape` and `into` hold what came."""
+    """A posted receive. Once done, `frame`, `shape` and `into` describe the message."""
 
     __slots__ = (
-        "brought", "dtype", "frame", "into", "key", "message", "newest_taken", "order", "owner", "shape", "wild",
+        "caller_buffer", "dtype", "frame", "into", "key", "message", "newest_taken", "order", "owner", "shape", "wild",
     )  # fmt: skip
 
+    # Order of posting. Once done, the message's order of arrival, its position if given back; `key` is then its key.
     order: int
-    """Of posting, set then: of several that fit, the oldest takes the message. Once it is done: its message's order of
-    arrival, which is the message's place if it is given back; `key` is then the message's, too."""
-    frame: Frame
-    """Set when it is done, like the shape."""
+    frame: Frame  # set when done, like the shape
     shape: tuple[int, ...]
 
     def __init__(self, owner: ReceiveOwner, key: Key, into: memoryview | None, dtype: int) -> None:
-        self.lock = owner.lock  # the base's part, written out: a receive is made for every message
+        self.lock = owner.lock  # the base class's attributes, inlined because every message needs a receive
         self.done = False
         self.error = None
         self._waiter = None
@@ -307,52 +273,45 @@ class Receive(Operation):
         self.owner = owner
         self.key = key
         self.into = into
-        self.brought = into is not None  # the caller's own memory; else it is made for the message that comes
+        self.caller_buffer = into is not None  # memory of the caller; otherwise it is allocated for the message
         self.wild = key[0] == ANY or key[2] == ANY  # asks for more than one conversation
         self.dtype = dtype
-        self.message: Message | None = None  # the one that flows, or is moved, into `into`
-        self.newest_taken: NewestTaken | None = None  # of one that was posted as retractable; written then
+        self.message: Message | None = None  # the message that flows, or is moved, into `into`
+        self.newest_taken: NewestTaken | None = None  # set by post() if retractable
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         return f"the receive {conversation(self.key[1], self.key[2])}"
 
     def awaited(self) -> AwaitedPeer:
-        """The sender."""
         return self.owner.awaited(self.key[0], f"a send {conversation(self.key[1], self.key[2])}")
 
     def value(self) -> Receive:
-        """Itself: callers take from it what they want."""
         return self
 
     def cancel(self) -> None:
-        """A message that was flowing in goes back among the early ones; if there is no memory, its sender is told."""
+        """A partly arrived message becomes unexpected; without memory, its sender is told."""
         self.owner.cancel(self)
 
     def undo(self) -> None:
-        """See Operation. Raises MemoryError if the message is in the caller's memory and there is none to move it to;
-        the receive keeps it then.
-        """
+        """Raise MemoryError, and keep the message, if it must be copied and there is no memory."""
         self.owner.give_back(self)
 
     def retract(self) -> bool:
-        """As undo, but only if that keeps the order; for receives that were posted as retractable. False: a later
-        message of the conversation was taken already, so this receive goes on, or keeps what it has.
+        """Like undo, but only if order is kept: False if a later message of the conversation was taken. Only for
+        retractable receives.
         """
         return self.owner.give_back(self, in_order=True)
 
     def wants(self, key: Key) -> bool:
-        """Is a message of this (source, space, tag) meant? ANY_TAG takes tagged and untagged, nothing else."""
+        """Does it ask for this key? ANY_TAG means tagged and untagged only."""
         source, space, tag = self.key
         if source not in (ANY, key[0]):
             return False
         return key[1] < Space.COLLECTIVE if tag == ANY else (space, tag) == key[1:]
 
     def accepts(self, frame: Frame) -> bool:
-        """Does its size and dtype fit? A receive without a buffer takes any array; raw bytes fit every dtype. What is
-        no array is for who asks for that (see asking.py).
-        """
+        """Do size and dtype fit? Without a buffer any array fits; raw bytes fit every dtype."""
         into = self.into
         if into is None:
             return frame.dtype < FORMS
@@ -361,9 +320,9 @@ class Receive(Operation):
         return self.dtype == frame.dtype or not frame.dtype or (not self.dtype and frame.dtype < FORMS)
 
     def mismatch(self, message: Message) -> NexarError | None:
-        """Why it does not fit. None: it was not to take it, so it is done."""
+        """Return the error for a message that does not fit. None completes the receive without it."""
         if message.frame.dtype >= FORMS:
-            return misunderstood("an array", message)
+            return wrong_form_error("an array", message)
         return BufferMismatch(
             expected=describe(self.dtype, len(self.into) if self.into is not None else 0),
             found=describe(message.frame.dtype, message.frame.length),
@@ -374,11 +333,10 @@ class Receive(Operation):
 
 
 ReceiveKind = Callable[[ReceiveOwner, Key, memoryview | None, int], Receive]
-"""What makes a receive."""
 
 
-def misunderstood(wanted: str, message: Message) -> UsageError:
-    """The message is something else than the receive asked for."""
+def wrong_form_error(wanted: str, message: Message) -> UsageError:
+    """Return the error for a message of another form."""
     code, length = message.frame.dtype, message.frame.length
     found, verb = OTHER_FORMS[code] if code in OTHER_FORMS else (describe(code, length), "recv() or recv_bytes()")
     source = describe_peer(message.origin.rank, message.key[0])
@@ -389,73 +347,66 @@ def misunderstood(wanted: str, message: Message) -> UsageError:
 
 
 class Probe(Receive):
-    """Done when a message is here that it would take. Takes none; `frame` and `shape` are the message's then."""
+    """Completes when a matching message is here, without taking it."""
 
     __slots__ = ("source",)
 
-    source: int
-    """The sender's node; set when it is done."""
+    source: int  # node id of the sender, set when done
 
     def accepts(self, frame: Frame) -> bool:
-        """Never: so every message that is meant comes to `mismatch`, and stays."""
+        """Never, so every matching message reaches `mismatch`."""
         return False
 
     def undo(self) -> None:
-        """It took nothing, so there is nothing to give back."""
         self.cancel()
 
     def mismatch(self, message: Message) -> NexarError | None:
-        """No error: this is what it waited for."""
         self.frame, self.shape, self.source = message.frame, message.shape, message.key[0]
         return None
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         return super().name.replace("receive", "probe", 1)
 
 
 class ObjectReceive(Receive):
-    """Takes an encoded value; with dtype PICKLE a pickled one too."""
+    """Receives an encoded value; with dtype PICKLE also a pickled one."""
 
     __slots__ = ()
 
     def accepts(self, frame: Frame) -> bool:
-        """What may be read without running code, or what was asked for."""
         return frame.dtype in (OBJECT, self.dtype)
 
     def mismatch(self, message: Message) -> NexarError | None:
-        """What it is instead."""
-        return misunderstood(OTHER_FORMS[self.dtype][0], message)
+        return wrong_form_error(OTHER_FORMS[self.dtype][0], message)
 
 
 class PartReceive(Receive):
-    """Takes the next part of a message. A part without bytes says that its sender has given the message up."""
+    """Receives the next part of a message. An empty part: the sender gave up."""
 
     __slots__ = ("_unfit",)
 
     def __init__(self, owner: ReceiveOwner, key: Key, into: memoryview | None, dtype: int) -> None:
         super().__init__(owner, key, into, dtype)
-        self._unfit = False  # a part came that is not the one it was to be
+        self._unfit = False  # a part of a wrong size came
 
     @property
     def failed(self) -> bool:
-        """The rest of the message will never come, or is not what was announced. False if this side cancelled it."""
+        """The rest will never come, or is malformed. False if cancelled here."""
         return self._unfit or (self.error is not None and not isinstance(self.error, Cancelled))
 
     def mismatch(self, message: Message) -> NexarError | None:
-        """The parts are as long as the first one said, or nothing is right any more."""
         self._unfit = True
         rank, node, length = message.origin.rank, message.key[0], message.frame.length
         if not length:
-            reason = f"{describe_peer(rank, node)} has given up sending it"
+            reason = f"{describe_peer(rank, node)} gave up sending it"
             return Cancelled(operation="the receive of a message in parts", reason=reason)
         expected = 0 if self.into is None else len(self.into)
         return PeerMisbehaved(rank=rank, node=node, what=f"it sent a part of {length} bytes instead of {expected}")
 
 
 class BuffersReceive(Receive):
-    """Takes the bytes of several buffers, if they are as many in all as there is room for."""
+    """Receives several buffers, if their total matches."""
 
     __slots__ = ("buffers", "total")
 
@@ -465,13 +416,11 @@ class BuffersReceive(Receive):
         self.buffers = buffers
 
     def accepts(self, frame: Frame) -> bool:
-        """How much it is in all stands in the frame's count."""
         return frame.dtype == BUFFERS and frame.count == self.total
 
     def mismatch(self, message: Message) -> NexarError | None:
-        """Too much, too little, or something else."""
         if message.frame.dtype != BUFFERS:
-            return misunderstood(OTHER_FORMS[BUFFERS][0], message)
+            return wrong_form_error(OTHER_FORMS[BUFFERS][0], message)
         return BufferMismatch(
             expected=f"{self.total} bytes in {self.buffers} buffers",
             found=f"{message.frame.count} bytes",
@@ -482,7 +431,7 @@ class BuffersReceive(Receive):
 
 
 class PostedReceives:
-    """The waiting receives of one communicator. Changes under the node's lock."""
+    """The posted receives of one communicator."""
 
     __slots__ = ("_exact", "_first", "_wild")
 
@@ -495,14 +444,13 @@ class PostedReceives:
         return len(self._exact) + len(self._wild)
 
     def add(self, receive: Receive) -> None:
-        """In its place by order."""
         if receive.wild:
             insort(self._wild, receive, key=lambda other: other.order)
         else:
             self._exact.put(receive.key, receive)
 
     def find(self, key: Key) -> Receive | None:
-        """The oldest that asks for a message of this conversation."""
+        """Return the oldest receive for this conversation."""
         exact = self._first(key)
         if not self._wild:
             return exact
@@ -512,9 +460,7 @@ class PostedReceives:
         return exact if exact.order < wild.order else wild
 
     def claim(self, key: Key, frame: Frame) -> Receive | None:
-        """The oldest that asks for this message, if it fits: it waits no more, and its key is the message's. The way
-        of every small message.
-        """
+        """Remove and return the oldest receive for this message, if it fits. The path of every small message."""
         receive = self.find(key) if self._wild else self._first(key)
         if receive is None or not receive.accepts(frame):
             return None
@@ -526,20 +472,19 @@ class PostedReceives:
         return receive
 
     def remove(self, receive: Receive) -> None:
-        """It waits no more."""
         if not self._exact.remove(receive.key, receive):
             self._wild.remove(receive)
 
     def everything(self) -> list[Receive]:
-        """All of them."""
         return [*self._exact.everything(), *self._wild]
 
 
 def move_message(message: Message, into: memoryview) -> bool:
-    """Let the message be in `into`. True: all of it is there; False: the rest will come, or never will.
+    """Move the message to `into`. True if all of it is there; False if the rest will come, or never will. Without the
+    node's lock, because it may take long.
 
-    The message is in state moving, so nobody else touches its memory. `arrived` may be set meanwhile by the driving
-    thread: then the carrier answers that all has landed, or it landed in the new place after the redirection.
+    The message is MOVING, so no other thread touches its memory. The carrier redirects the rest; a copy is needed only
+    if all had arrived. If the driver sets `arrived` meanwhile, the carrier says so, or the payload completed in `into`.
     """
     old = message.data
     assert old is not None
@@ -552,8 +497,8 @@ def move_message(message: Message, into: memoryview) -> bool:
 
 
 def make_room(receive: Receive, message: Message) -> bool:
-    """Memory for a receive that brought none. The size is the sender's claim, so it may be absurd: False, and the
-    receive is done.
+    """Allocate a receive's buffer. The size is the sender's claim and may be absurd: then fail the receive, and return
+    False.
     """
     try:
         receive.into = allocate(message.frame.length)
@@ -564,7 +509,7 @@ def make_room(receive: Receive, message: Message) -> bool:
 
 
 def out_of_memory(receive: Receive, size: int) -> MemoryError:
-    """What a receive raises that brought no memory, if there is none for its message."""
+    """Return the error for missing memory."""
     return MemoryError(
         f"{receive.name}: a message of {size} bytes does not fit into memory; it is kept: free some memory"
     )

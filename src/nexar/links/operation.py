@@ -1,12 +1,7 @@
-"""One thread that waits: how many of its operations are not done yet, and the sleep that their end ends.
+"""Operation (posted work), Waiter (one thread's wait), DeferredIO (I/O to do after releasing the node's lock).
 
-Something posted that will be done later.
-
-Law: an operation is done exactly once, under the node's lock (`Progress.lock`), and from then on nothing
-touches its buffers. Whoever finishes it also tells its waiter; who drives has nothing else to announce.
-
-I/O that a change of state asks for. Filled under the node's lock, done after it was released, by whoever comes
-first.
+An operation completes exactly once, under the node's lock (`Progress.lock`); then nothing touches its buffers. The
+completing thread also notifies its waiter.
 """
 
 from __future__ import annotations
@@ -27,21 +22,20 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """Counts down to zero, or falls to zero at the first error: a wait that has failed waits for nothing more.
+    """One thread's count of pending operations; an error sets it to zero.
 
-    Written under the node's lock, but for the sleep itself, which is a lock that whoever wakes us releases.
+    The node's lock guards it, except the sleep: a lock that the waking thread releases.
     """
 
     __slots__ = ("_signal", "asleep", "keeps", "pending")
 
     def __init__(self) -> None:
         self.pending = 0
-        self.keeps = False  # at its deadline the operations go on without it; set before it waits
+        self.keeps = False  # at its deadline the operations continue without it; set before waiting
         self.asleep = False
         self._signal: threading.Lock | None = None
 
     def count(self, error: BaseException | None) -> None:
-        """One operation has ended. Those that end after an error find zero, and leave it so."""
         if error is None and self.pending > 1:
             self.pending -= 1
         else:
@@ -50,30 +44,30 @@ class Waiter:
                 self.wake()
 
     def prepare(self) -> None:
-        """The next wake() ends the next sleep(), also if it comes first."""
+        """The next wake() ends the next sleep(), even if it comes first."""
         if self._signal is None:
             self._signal = threading.Lock()
             self._signal.acquire()
         self.asleep = True
 
     def sleep(self, timeout: float) -> None:
-        """Until woken or timed out; at times for no reason, when two woke the sleep before."""
+        """May return early."""
         signal = self._signal
         if signal is not None:
             signal.acquire(timeout=timeout)
 
     def wake(self) -> None:
-        """At most one release for each prepare(). Under the lock, or in a signal handler of the waiting thread."""
+        """At most once per prepare(). Under the lock, or in a signal handler of the waiting thread."""
         if self.asleep and self._signal is not None:
             self.asleep = False
             try:
                 self._signal.release()
-            except RuntimeError:  # a signal handler and a finished operation woke it at the same moment
+            except RuntimeError:  # a signal handler and a completing operation woke it simultaneously
                 return
 
 
 class Operation(ABC):
-    """Posted work. `await` it from asyncio, or hand it to `Progress.wait`."""
+    """Posted work: `await` it, or pass it to `Progress.wait`."""
 
     __slots__ = ("_callbacks", "_waiter", "done", "error", "lock")
 
@@ -91,36 +85,33 @@ class Operation(ABC):
 
     @abstractmethod
     def awaited(self) -> AwaitedPeer:
-        """Who has to do what before this can be done."""
+        """Return the peer that it waits for."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Give up. When this returns, nothing touches the operation's buffers. Done operations are left alone."""
+        """After the return nothing touches the buffers. No effect once done."""
 
     def undo(self) -> None:
-        """Cancel it. A receive that is done already gives its message back, for the next receive to take; only for
-        results that nobody has used.
-        """
+        """Cancel. A completed receive gives its message back; only for unused results."""
         self.cancel()
 
     def last_moved(self) -> float:
-        """When it last came nearer to its end (time.monotonic), where that can be seen; else 0."""
+        """When it last progressed (time.monotonic), or 0."""
         return 0.0
 
     def value(self) -> Any:
-        """What it gave, once it is done."""
         return None
 
     def result(self) -> Any:
-        """The value, or the error raised. Only for operations that are done."""
+        """Return the value or raise the error. Only once done."""
         if self.error is not None:
-            raise copy(self.error)  # its own: several operations may have failed for one reason
+            raise copy(self.error)  # a copy: several operations may share one error
         return self.value()
 
     # -- under the node's lock -------------------------------------------------------------------------
 
     def finish(self, error: BaseException | None = None) -> None:
-        """It is done. Idempotent: the first outcome stands."""
+        """Complete it. Idempotent."""
         if self.done:
             return
         self.error = error
@@ -129,7 +120,7 @@ class Operation(ABC):
         if waiter is not None:
             self._waiter = None
             if waiter.pending == 1 and not waiter.asleep:
-                waiter.pending = 0  # what count() would do; this is the case that has to be quick
+                waiter.pending = 0  # inlined count(), for the fast path
             else:
                 waiter.count(error)
         callbacks = self._callbacks
@@ -139,7 +130,7 @@ class Operation(ABC):
                 callback()
 
     def join(self, waiter: Waiter) -> None:
-        """Let `waiter` count this operation. A second waiter is served through a callback."""
+        """Count this operation in `waiter`."""
         waiter.pending += 1
         if self._waiter is None:
             self._waiter = waiter
@@ -147,12 +138,12 @@ class Operation(ABC):
             self.when_done(lambda: waiter.count(self.error))
 
     def part(self, waiter: Waiter) -> None:
-        """`waiter` has given up."""
+        """Undo `join`."""
         if self._waiter is waiter:
             self._waiter = None
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """`callback` runs in the finishing thread under the node's lock: it may only hand over, never call back."""
+        """Runs in the completing thread, under the node's lock: it may only enqueue."""
         if self.done:
             callback()
         elif self._callbacks is None:
@@ -161,18 +152,15 @@ class Operation(ABC):
             self._callbacks.append(callback)
 
     def forget(self, callback: Callable[[], object]) -> None:
-        """Do not call it after all. Without effect when it has been called."""
+        """Remove a callback."""
         if self._callbacks is not None and callback in self._callbacks:
             self._callbacks.remove(callback)
 
     # -- asyncio ---------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait without blocking the loop; the node's progress thread drives meanwhile.
-
-        Whatever ends the awaiting but its own end cancels it: a cancelled task, or a coroutine that is closed.
-        """
-        from asyncio import get_running_loop  # noqa: PLC0415 - whoever awaits has it; nobody else pays for it
+        """Wait while the progress thread drives. Ending the await early cancels the operation."""
+        from asyncio import get_running_loop  # noqa: PLC0415 - imported only when asyncio is in use
 
         loop = get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -182,7 +170,7 @@ class Operation(ABC):
                 future.set_result(None)
 
         def announce() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody awaits this any more, and the node goes on
+            with suppress(RuntimeError):  # the loop is closed, so no task awaits this
                 loop.call_soon_threadsafe(resolve)
 
         with self.lock:
@@ -196,31 +184,26 @@ class Operation(ABC):
 
 
 class FinishedOperation(Operation):
-    """An operation that was done when it was posted."""
+    """Was complete when posted."""
 
     __slots__ = ()
 
-    def __init__(self) -> None:  # no lock: nobody ever waits for it
+    def __init__(self) -> None:  # no lock: no thread ever waits for it
         self.done = True
         self.error = None
 
     @property
     def name(self) -> str:
-        """Never shown."""
         return "finished operation"
 
     def awaited(self) -> AwaitedPeer:
-        """Nobody."""
         return AwaitedPeer()
 
-    def cancel(self) -> None:
-        """Too late."""
+    def cancel(self) -> None: ...
 
-    def part(self, waiter: Waiter) -> None:
-        """Nobody waits for it."""
+    def part(self, waiter: Waiter) -> None: ...
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """At once."""
         yield from ()
 
 
@@ -228,7 +211,9 @@ FINISHED = FinishedOperation()
 
 
 class DeferredIO:
-    """Calls to make, in order. A deque's append and popleft are atomic, so no lock is needed to empty it."""
+    """I/O calls, in order: added under the node's lock, made after its release by any thread. deque operations are
+    atomic.
+    """
 
     __slots__ = ("calls",)
 
@@ -240,15 +225,12 @@ class DeferredIO:
         self.calls.append((call, arguments))
 
     def flush(self) -> None:
-        """Make the calls.
-
-        A carrier that is lost reports that to its link by itself, once; what it was to send is void.
-        """
+        """A lost carrier reports itself to its link."""
         calls = self.calls
         while calls:
             try:
                 call, arguments = calls.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread took it
                 return
             try:
                 call(*arguments)

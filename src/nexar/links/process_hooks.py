@@ -1,43 +1,23 @@
-"""A signal handler of ours that stands before another one, and the question whether that may run now.
+"""Signals deferred to a safe point, exit and fork hooks, and the open nodes of this process.
 
-Each installation is an object of its own that knows whom it stands before. So a handler that a user puts before ours
-may call ours, which goes on to the one before it, and ours may step before that user's again: the chain only ever
-leads to older ones, and a user who puts an old handler back gets what stood there then.
+A Python signal handler may raise between any two instructions of the main thread, as Ctrl-C does. In the middle of our
+code a frame would be half delivered, the driver lock lost, or a message or collective numbered but never sent. So while
+a node is open, our handlers wrap the user's. During a wait the signal is recorded and the wait woken; the handler runs,
+and may raise, once nothing is in progress. Inside an operation it is deferred until that waits or returns. Otherwise it
+runs at once. Operations pay nothing for this: our handler reads the main thread's stack.
 
-Signals that came while the main thread was inside a verb of ours, and how each finds the first moment after it.
+A deferred signal traces the main thread: the next line or call outside our code is the safe point. If a debugger
+already traces, a thread resends the signal until one arrives outside. (That alone is not enough: a main thread that
+only sends yields only in system calls, inside an operation.) After a second the handler runs anyway: a program that
+cannot be interrupted is worse.
 
-The interpreter tells a trace function of every line and call. So once a signal is late, and only then, we trace the
-main thread: the next line outside our code, or the next call from there, is the moment. Where a debugger already
-traces, a thread sends the signal again every few milliseconds instead, until one finds the main thread outside. (That
-alone would not do: the main thread lets others run while it is in a system call, which in a program that only sends
-is always inside a verb.)
-
-Verbs take microseconds. If one is still not over after a second it is stuck, and a program that cannot be interrupted
-is worse than a verb half done: then the handler runs after all.
-
-Signals while the main thread waits, and so perhaps drives, or is inside a verb of a link or of a communicator.
-
-A signal handler written in Python may raise between any two instructions of the main thread, as Ctrl-C does. If that
-thread is just dispatching a frame, taking the lead or sending, the frame would be half delivered, the lead lost, or a
-message counted that never left; a collective would have its number, and nobody would run it or give it up. So while a
-node is open we stand before such handlers. During a wait the signal is noted, the wait is woken, and the handler runs
-(and raises, if it likes) when nothing is under way. Inside a verb it is put off until the verb waits or has returned
-(see delay). At all other times it runs at once, as if we were not here. A verb pays nothing for that: what the main
-thread is doing is read off its stack when a signal comes.
-
-Which     `SIGNALS`, if their handler is written in Python when a node is opened in the main thread (or, if none was,
-          at the main thread's first wait). Others, and handlers for others than SIGINT that are set later, are not
-          stood before: such a handler had better not raise. SIGINT is looked at again at every wait.
-Replaced  A handler that the user sets while a node is open is respected: until the next wait it runs at once, from
-          then on we stand before it. It may call ours, or put ours back.
-Given     back with the last node, if that is closed in the main thread; else ours stays and does nothing but hand
-back      over.
-asyncio   `asyncio.run` cancels its main task on Ctrl-C only if it finds Python's own handler. If it runs while a node
-          is open it finds ours; then Ctrl-C raises KeyboardInterrupt inside the loop (as before Python 3.11), and
-          asyncio.run cancels all tasks on its way out. A node that is opened inside `asyncio.run` changes nothing: we
-          stand before its handler.
-
-The open nodes of this process: closed when the interpreter ends, abandoned in a forked child.
+- `SIGNALS` are wrapped if their handler is in Python when a node opens in the main thread, or at its first wait.
+Handlers set later are not wrapped and should not raise, except SIGINT, which is checked at every wait. - A SIGINT
+handler set while a node is open runs at once until the next wait wraps it. It may call ours or restore it. - The last
+node restores the handlers if it closes in the main thread; otherwise ours only forward. - `asyncio.run` cancels its
+main task on Ctrl-C only if it finds Python's default handler. If it finds ours, Ctrl-C raises KeyboardInterrupt inside
+the loop, and asyncio.run cancels all tasks. A node opened inside it changes nothing. - A wrapper knows the handler that
+it replaced, so a chain always leads to older ones.
 """
 
 from __future__ import annotations
@@ -48,7 +28,7 @@ import signal
 import sys
 import threading
 import time
-from _signal import getsignal  # type: ignore[import-not-found]  # that of `signal` is ten times as slow
+from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal is ten times as slow
 from _thread import start_new_thread  # `threading` takes locks, which the interrupted thread may hold
 from collections.abc import Callable
 from threading import get_ident
@@ -60,101 +40,98 @@ from nexar.links.operation import Waiter
 SignalFunction = Callable[[int, FrameType | None], object]
 
 _OURS: Final = ("nexar.links.", "nexar.group", "nexar.rpc.", "nexar.collectives.", "nexar.communicator.")
-_BLOCKING: Final = "nexar.links.reconnect"  # waits for a thread of its own, for long, and leaves nothing half done
+_BLOCKING: Final = "nexar.links.reconnect"  # blocks for long on its own thread, and leaves nothing half done
 
 
 class WrappedHandler:
-    """Stands before `before`, which `receive` hands the signal to at the right time."""
+    """Wraps a handler; `receive` decides when that runs."""
 
-    __slots__ = ("_receive", "before", "number")
+    __slots__ = ("_receive", "number", "wrapped")
 
     def __init__(
-        self, number: int, before: SignalFunction, receive: Callable[[WrappedHandler, FrameType], None]
+        self, number: int, wrapped: SignalFunction, receive: Callable[[WrappedHandler, FrameType], None]
     ) -> None:
         self.number = number
-        self.before = before
+        self.wrapped = wrapped
         self._receive = receive
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The interpreter calls a handler right from the frame that it interrupts. Any other caller is a handler that
-        stands before us, and runs now because its time has come.
+        """The interpreter calls from the interrupted frame. Another caller is a handler that wraps ours, so it is time
+        to run.
         """
         if frame is not None and frame is sys._getframe(1):
             self._receive(self, frame)
         else:
-            self.hand_over(frame)
+            self.run_wrapped(frame)
 
-    def hand_over(self, frame: FrameType | None) -> None:
-        """Now. May raise whatever the user's handler raises."""
-        self.before(self.number, frame)
+    def run_wrapped(self, frame: FrameType | None) -> None:
+        """May raise."""
+        self.wrapped(self.number, frame)
 
 
-_HANDING_OVER: Final[CodeType] = WrappedHandler.hand_over.__code__
+_RUN_WRAPPED: Final[CodeType] = WrappedHandler.run_wrapped.__code__
 
 
 def is_inside(frame: FrameType | None) -> bool:
-    """Is a thread that is here in the middle of something of ours?
+    """Is a thread at `frame` in the middle of an operation?
 
-    The innermost frame of ours says so. Transports do their work below a frame of ours, too; without one they dial,
-    which blocks and may be interrupted. And below a user's handler that we call, it is the user's code that runs.
-
-    A verb of a communicator is ours from its first line to its last: a collective that has its number, and is not run
-    yet, is half done as well, and the other ranks would wait for it.
+    The innermost frame of ours decides. A transport without one dials, which may be interrupted; below a handler that
+    we call, user code runs. Communicator methods count entirely: other ranks would wait for a numbered collective.
     """
     while frame is not None:
         module: str = frame.f_globals.get("__name__", "")
         if module.startswith(_OURS):
-            return frame.f_code is not _HANDING_OVER and module != _BLOCKING
+            return frame.f_code is not _RUN_WRAPPED and module != _BLOCKING
         frame = frame.f_back
     return False
 
 
-_AGAIN: Final = 0.01
-_STUCK: Final = 1.0
+_RESEND_INTERVAL: Final = 0.01
+_STUCK_AFTER: Final = 1.0
 
 
 class DeferredSignals:
-    """What is late. Only the main thread writes, but for the echoes."""
+    """Signals that wait for a safe point. Only the main thread writes, except `_resent`."""
 
     def __init__(self) -> None:
-        self.late: dict[int, WrappedHandler] = {}
-        """By signal number. Looked at by every wait that begins, so it is this one dict for ever."""
+        # by signal number; every wait reads it, so it is always the same dict
+        self.handlers: dict[int, WrappedHandler] = {}
         self._since = 0.0
-        self._echoes: set[int] = set()  # signals sent again; added by the thread that sends
-        self._sending = False  # whether that thread runs; cleared by it
+        self._resent: set[int] = set()  # signals sent again; the sending thread adds
+        self._sending = False  # whether that thread runs; it clears this
 
-    def put_off(self, handler: WrappedHandler, frame: FrameType) -> bool:
-        """Is `frame` inside our code? Then the handler's time will come. False: it is now."""
-        stuck = bool(self.late) and time.monotonic() - self._since > _STUCK
+    def defer(self, handler: WrappedHandler, frame: FrameType) -> bool:
+        """Defer if `frame` is inside our code. False: run now."""
+        stuck = bool(self.handlers) and time.monotonic() - self._since > _STUCK_AFTER
         if stuck or not is_inside(frame):
-            self.late.pop(handler.number, None)
+            self.handlers.pop(handler.number, None)
             return False
-        if not self.late:
+        if not self.handlers:
             self._since = time.monotonic()
-        self.late.setdefault(handler.number, handler)
+        self.handlers.setdefault(handler.number, handler)
         self._trace(frame)
-        self._send_again()
+        self._resend()
         return True
 
-    def is_echo(self, number: int) -> bool:
-        """Was this signal sent again by us although its handler has run meanwhile?"""
-        if number not in self._echoes:
+    def is_resent(self, number: int) -> bool:
+        """Was it resent although its handler has run?"""
+        if number not in self._resent:
             return False
-        self._echoes.discard(number)
-        return number not in self.late
+        self._resent.discard(number)
+        return number not in self.handlers
 
     def take(self) -> list[WrappedHandler]:
-        """Nothing is late any more: the caller sees to these."""
-        handlers = list(self.late.values())
-        self.late.clear()
-        if sys.gettrace() == self._step:
+        """Remove and return all."""
+        handlers = list(self.handlers.values())
+        self.handlers.clear()
+        if sys.gettrace() == self._trace_step:
             sys.settrace(None)
         return handlers
 
     def forked(self) -> None:
-        """In a forked child: what is late is the parent's, and the thread that sends is not here."""
+        """The signals are the parent's, and the sending thread does not exist here."""
         self.take()
-        self._echoes.clear()
+        self._resent.clear()
         self._sending = False
 
     # -- by tracing ------------------------------------------------------------------------------------
@@ -166,30 +143,30 @@ class DeferredSignals:
         while outside is not None and is_inside(outside):
             outside = outside.f_back
         if outside is not None:
-            outside.f_trace = self._step
-        sys.settrace(self._step)
+            outside.f_trace = self._trace_step
+        sys.settrace(self._trace_step)
 
-    def _step(self, frame: FrameType, event: str, _: Any) -> None:
-        """Is this the moment? A call that is just made has done nothing yet: what counts is where it came from."""
-        if self.late and is_inside(frame.f_back if event == "call" else frame):
+    def _trace_step(self, frame: FrameType, event: str, _: Any) -> None:
+        """Run the handlers at a safe point. For a call, the caller decides: it has done nothing yet."""
+        if self.handlers and is_inside(frame.f_back if event == "call" else frame):
             return
         frame.f_trace = None
         for handler in self.take():
-            handler.hand_over(frame)
+            handler.run_wrapped(frame)
 
     # -- by sending again ------------------------------------------------------------------------------
 
-    def _send_again(self) -> None:
-        """To this thread, the main one: a signal for the process might not end the system call that it sleeps in."""
+    def _resend(self) -> None:
+        """To the main thread: a signal to the process might not interrupt its system call."""
         if not self._sending:
             self._sending = True
-            start_new_thread(self._send_until_heard, (threading.get_ident(),))
+            start_new_thread(self._resend_loop, (threading.get_ident(),))
 
-    def _send_until_heard(self, main: int) -> None:
-        while self.late:
-            time.sleep(_AGAIN)
-            for number in list(self.late):
-                self._echoes.add(number)
+    def _resend_loop(self, main: int) -> None:
+        while self.handlers:
+            time.sleep(_RESEND_INTERVAL)
+            for number in list(self.handlers):
+                self._resent.add(number)
                 signal.pthread_kill(main, number)
         self._sending = False
 
@@ -207,87 +184,83 @@ _INTERRUPT: Final = int(signal.SIGINT)
 
 
 class SignalDeferral:
-    """Finds signals their moment. One for the process; only the main thread writes to it."""
+    """Decides when handlers run. One per process; only the main thread writes."""
 
     def __init__(self) -> None:
+        # handlers to run once nothing is in progress; always the same list, which the driver reads in every round
         self.pending: list[WrappedHandler] = []
-        """Handlers to run as soon as nothing is under way in a wait. This one list for ever: who drives looks at it
-        in every round.
-        """
         self._main = threading.main_thread().ident
         self._entered = False
-        self._waiting: tuple[Callable[[], None], Waiter] | None = None  # what ends the main thread's sleep, if it waits
-        self._delay = DeferredSignals()
-        self._late = self._delay.late
+        self._waiting: tuple[Callable[[], None], Waiter] | None = None  # how to wake the main thread if it waits
+        self._deferred = DeferredSignals()
+        self._deferred_handlers = self._deferred.handlers
 
     # -- waits -----------------------------------------------------------------------------------------
 
     def begin(self, wake: Callable[[], None], waiter: Waiter) -> bool:
-        """The calling thread begins to wait; `kick` ends its sleep if it leads. True in the main thread, which then
-        must `end`.
-
-        Handlers run in the main thread only, so the others need not care.
+        """Begin a wait; `wake` ends its sleep if it drives. True in the main thread, where handlers run: it must call
+        `end`.
         """
         if get_ident() != self._main:
             return False
-        if type(getsignal(_INTERRUPT)) is not WrappedHandler:  # never entered, or the user has a new handler since
-            self._step_before_again()
+        if type(getsignal(_INTERRUPT)) is not WrappedHandler:  # never entered, or the user has set a new handler
+            self._wrap_again()
         self._waiting = wake, waiter
-        if self._late:  # it came on the way here, and can be dealt with now
-            for handler in self._delay.take():
-                self._note(handler)
+        if self._deferred_handlers:  # it came just before, and can be handled now
+            for handler in self._deferred.take():
+                self._record(handler)
         return True
 
     def end(self) -> None:
-        """The main thread waits no more: what was noted happens now."""
+        """End a wait, and run recorded handlers."""
         self._waiting = None
         if self.pending:
             self.settle()
 
     def settle(self) -> None:
-        """Nothing is under way in the main thread: run the handlers that were noted. They may wait in their turn."""
+        """Run recorded handlers while nothing is in progress. They may wait too."""
         waiting, self._waiting = self._waiting, None
         try:
             while self.pending:
-                self.pending.pop(0).hand_over(sys._getframe(1))
+                self.pending.pop(0).run_wrapped(sys._getframe(1))
         finally:
             self._waiting = waiting
 
     # -- installing ------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """A node is opened. Handlers can be set in the main thread only; elsewhere its next wait will do it."""
+        """Only the main thread can set handlers; otherwise its next wait does."""
         if get_ident() == self._main:
             self._entered = True
             for number in SIGNALS:
-                self._step_before(number)
+                self._wrap(number)
 
     def leave(self) -> None:
-        """No node is open: whom we stood before gets its place back, unless somebody else has taken it meanwhile."""
+        """Restore the handlers, unless replaced meanwhile."""
         if get_ident() != self._main:
             return
         self._entered = False
         for number in SIGNALS:
             handler = signal.getsignal(number)
             if isinstance(handler, WrappedHandler):
-                signal.signal(number, handler.before)
+                signal.signal(number, handler.wrapped)
 
     def forked(self) -> None:
-        """In a forked child, the thread that forked is the main thread, and no node is open."""
+        """The forking thread is the main thread now, and no node is open."""
         self._main = threading.main_thread().ident
         self._waiting = None
         self.pending.clear()
-        self._delay.forked()
+        self._deferred.forked()
         self.leave()
 
-    def _step_before_again(self) -> None:
+    def _wrap_again(self) -> None:
         if self._entered:
-            self._step_before(signal.SIGINT)
+            self._wrap(signal.SIGINT)
         else:
             self.enter()
 
-    def _step_before(self, number: int) -> None:
-        """Only a handler written in Python can raise; leave any other alone."""
+    def _wrap(self, number: int) -> None:
+        """Only a Python handler can raise."""
         handler: Any = signal.getsignal(number)
         if callable(handler) and not isinstance(handler, WrappedHandler):
             signal.signal(number, WrappedHandler(number, handler, self._receive))
@@ -295,14 +268,14 @@ class SignalDeferral:
     # -- signals ---------------------------------------------------------------------------------------
 
     def _receive(self, handler: WrappedHandler, frame: FrameType) -> None:
-        if self._delay.is_echo(handler.number):
+        if self._deferred.is_resent(handler.number):
             return
         if self._waiting is not None:
-            self._note(handler)
-        elif not self._delay.put_off(handler, frame):
-            handler.hand_over(frame)
+            self._record(handler)
+        elif not self._deferred.defer(handler, frame):
+            handler.run_wrapped(frame)
 
-    def _note(self, handler: WrappedHandler) -> None:
+    def _record(self, handler: WrappedHandler) -> None:
         if handler not in self.pending:
             self.pending.append(handler)
         if self._waiting is not None:
@@ -315,21 +288,20 @@ interrupts = SignalDeferral()
 
 
 class OpenNode(Protocol):
-    """What owns threads and connections (a Progress)."""
+    """A Progress."""
 
-    def close(self) -> None:
-        """Idempotent."""
+    def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a forked child, which has one thread: let go without waiting for anybody."""
+        """In a forked child: release without waiting."""
 
 
-_open_nodes: dict[int, OpenNode] = {}  # written by their makers and closers
+_open_nodes: dict[int, OpenNode] = {}  # written by the opening and closing threads
 _before_exit: list[Callable[[], None]] = []  # written at import
 
 
 def node_opened(node: OpenNode) -> None:
-    """At exit the hook registered last runs first: nodes must close before the packages that they stand on."""
+    """The exit hook registered last runs first: nodes close before the packages that they use."""
     _open_nodes[id(node)] = node
     atexit.unregister(_close_all)
     atexit.register(_close_all)
@@ -337,14 +309,14 @@ def node_opened(node: OpenNode) -> None:
 
 
 def node_closed(node: OpenNode) -> None:
-    """It needs nothing any more; with the last one our signal handlers go."""
+    """The last one restores the signal handlers."""
     _open_nodes.pop(id(node), None)
     if not _open_nodes:
         interrupts.leave()
 
 
 def before_exit(action: Callable[[], None]) -> None:
-    """At exit call this while the open nodes still work: a hook of its own may run too late."""
+    """Call `action` at exit while nodes still work: its own exit hook might be too late."""
     _before_exit.append(action)
 
 

@@ -1,21 +1,14 @@
-"""Who drives a node: one thread at a time, and those that would if it left.
+"""The progress engine: waiting threads drive the node's transports, one at a time.
 
-Why no wake-up is lost: a follower first enters the list and then looks whether somebody leads, and whether waiting is
-over; a leader first gives up leadership and then looks at the list, and who ends all waiting says so first and then
-wakes the list. Of each pair, one sees the other.
+While any operation is pending, exactly one thread is the *driver*: it alone polls, sleeps and runs sinks, and it hands
+over before it leaves. Other waiting threads sleep until their operations complete, one fails, or the driver lock is
+free. If none waits, the progress thread drives.
 
-The waiter of last resort: a thread that drives a node while nobody who waits does.
+No wake-up is lost: a waiting thread enters the list, then checks for a driver and for the end; a driver releases the
+lock, then checks the list; `end` sets the reason, then wakes the list.
 
-It looks on every tick whether leadership was taken since the last one. Where it never changes hands for long
-(one thread leads, and sleeps while it does), ticks would only burn power: the thread parks, and who gives leadership
-up wakes it. Who leaves work behind and will not wait for it asks it to `step_in` at once.
-
-Progress by the waiter: whoever waits drives the node's transports for everybody.
-
-Law: while any operation is pending, exactly one thread *leads* — it alone calls `poll()` and `sleep()`, and so
-it alone runs sinks — and it hands leadership over before it leaves. The others *follow*: each sleeps on a
-signal of its own, which is given when its operations are done, when one has failed, or when leadership is free. A
-thread that computes without calling us leads nothing; then the node's progress thread takes over.
+The progress thread checks on every tick whether the driver changed. Under a steady driver it parks; the driver wakes it
+on leaving.
 """
 
 from __future__ import annotations
@@ -38,19 +31,19 @@ from nexar.transport.registry import TransportFailed
 
 
 class DriverElection:
-    """The lead of one node."""
+    """Decides which thread of one node drives."""
 
     def __init__(self, lock: threading.Lock, on_end: Callable[[], None] = lambda: None) -> None:
-        """`on_end` is called whenever `end` is: by whichever thread, not under the lock, and must not block."""
+        """`end` calls `on_end`, on any thread, without the lock. It must not block."""
         self._lock = lock  # the node's
         self._on_end = on_end
-        self.driver_lock = threading.Lock()  # held by the leading thread
-        self.takeovers = 0  # how often a waiting thread took the lead; written by who takes it
-        self.waiting_threads: list[Waiter] = []  # each appends and removes itself; list methods are atomic
-        self.ended: NexarError | None = None  # why waiting is over: closed, forked, or a bug; each writes it once
+        self.driver_lock = threading.Lock()  # held by the driver
+        self.takeovers = 0  # times that a waiting thread became driver; written by that thread
+        self.waiting_threads: list[Waiter] = []  # each thread appends and removes itself; list methods are atomic
+        self.ended: NexarError | None = None  # why waiting is over: closed, forked, or a bug; set once
 
     def offer(self) -> None:
-        """The lead is free: wake one follower that still waits; it leads, or offers in its turn when it leaves."""
+        """Wake one waiting thread: it drives, or offers again when it leaves."""
         with self._lock:
             for follower in list(self.waiting_threads):
                 if follower.asleep:
@@ -58,9 +51,7 @@ class DriverElection:
                     return
 
     def end(self, reason: NexarError) -> None:
-        """Every wait raises `reason`, now and later. All are woken: one that raises has nothing to offer to the next,
-        while who closes the node holds the lead.
-        """
+        """Make every wait raise. Wakes all, because a thread that raises offers nothing."""
         self.ended = reason
         with self._lock:
             for follower in list(self.waiting_threads):
@@ -68,51 +59,50 @@ class DriverElection:
         self._on_end()
 
     def abandon(self, reason: NexarError) -> None:
-        """In a forked child: those who followed or led are not here."""
+        """A forked child has no other threads."""
         self.ended = reason
         self.waiting_threads.clear()
 
 
-_TICK: Final = 0.002  # how long nobody must have led before this thread does
-_CLOSE_TIMEOUT: Final = 10  # ticks under one and the same leader before it parks
+_TICK: Final = 0.002  # seconds without a driver before the progress thread drives
+_PARK_AFTER: Final = 10  # ticks under the same driver before it parks
 
 
 class ProgressThread:
-    """The progress thread of one node. Ends when the drive is stopped and `close` is called."""
+    """Drives while no caller waits. Ends after the event loop stopped and `close` was called."""
 
     def __init__(self, election: DriverElection, event_loop: EventLoop) -> None:
         self._election = election
         self._driver_lock = election.driver_lock
         self._event_loop = event_loop
         self.is_driving = False  # written by the thread
-        self.parked = False  # written by the thread, cleared by who unparks it
-        self._asked = False  # to lead at once, if nobody does; written by who asks, cleared by the thread
+        self.parked = False  # set by the thread, cleared by unpark()
+        self._asked = False  # a request to drive at once; cleared by the thread
         self._unpark = threading.Lock()
         self._unpark.acquire()
         self._thread = threading.Thread(target=self._run, name="nexar-progress", daemon=True)
         self._thread.start()
 
-    def step_in(self) -> None:
-        """Lead now, if nobody does. From any thread."""
+    def drive_now(self) -> None:
+        """Drive now, unless a thread does. Any thread."""
         if not self.is_driving:
             self._asked = True
             self.unpark()
 
     def unpark(self) -> None:
-        """Leadership was given up: look again."""
         self.parked = False
         try:
             self._unpark.release()
-        except RuntimeError:  # two leaders in a row saw it parked; one wake-up is enough
+        except RuntimeError:  # two drivers in a row saw it parked; one wake-up is enough
             return
 
     def close(self) -> None:
-        """Returns when the thread has ended. The drive was stopped before."""
+        """Join the thread. The event loop was stopped before."""
         self.unpark()
         self._thread.join()
 
     def _run(self) -> None:
-        """Ends with the node, or with a bug, ours or of who made a transport: every wait raises it then."""
+        """A bug here or in a transport ends all waits."""
         try:
             self._take_over_when_idle()
         except TransportFailed as broke:
@@ -136,12 +126,12 @@ class ProgressThread:
                 quiet += 1
             else:
                 seen, quiet = takeovers, 0
-            self._rest(parked=quiet >= _CLOSE_TIMEOUT)
+            self._rest(parked=quiet >= _PARK_AFTER)
 
     def _take_turn(self) -> None:
         self.is_driving = True
         try:
-            self._event_loop.until_followed(self._election.waiting_threads)
+            self._event_loop.until_thread_waits(self._election.waiting_threads)
         finally:
             self.is_driving = False
             self._driver_lock.release()
@@ -153,24 +143,24 @@ class ProgressThread:
             return
         self.parked = parked
         if parked and not self._driver_lock.locked():
-            self.parked = False  # it became free before its leader could see that we parked
+            self.parked = False  # the driver left before it could see that this thread parked
             return
         self._unpark.acquire(timeout=LONGEST_SLEEP if parked else _TICK)
 
 
+# Longer than a round trip to a sleeping peer, so that two ranks that exchange messages return to spinning.
 DEFAULT_SPIN = 200e-6
-"""Longer than a round trip to a peer that sleeps: two that talk thereby find back to spinning, whoever slept first."""
 
 Outcome = TypeVar("Outcome")
 
 
 def spin_of(microsecs: int | str) -> float:
-    """Seconds, of the setting `spin_microsecs`."""
+    """Return the setting `spin_microsecs` in seconds."""
     return DEFAULT_SPIN if isinstance(microsecs, str) else microsecs / 1e6
 
 
 class Progress:
-    """Drives the transports of one node. Close it, or leave its `with` block; interpreter exit closes it too."""
+    """Drives the transports of one node. Interpreter exit closes it too."""
 
     def __init__(
         self,
@@ -180,20 +170,18 @@ class Progress:
         spin: float = DEFAULT_SPIN,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_end`, which must not block, is called when nobody drives any more: the node closes, or something broke.
-        Who waits for the node elsewhere hears of it so, and asks `check` why.
+        """`on_end` runs when no thread drives any longer, on close or a fault; `check` then raises why. It must not
+        block.
         """
+        # The node's lock: guards every link, matching and operation of this node; never held across a wait.
         self.lock = threading.Lock()
-        """The node's lock: every link, matching and operation of this node changes under it; never held across a
-        wait.
-        """
         self.spin = spin
         self._event_loop = EventLoop(sleeper, transports, spin)
         self._wake = sleeper.wake
         self._election = DriverElection(self.lock, on_end)
         self._driver_lock = self._election.driver_lock
         self._waiting_threads = self._election.waiting_threads
-        self._closed = False  # written once, by who closes
+        self._closed = False  # set once, by close()
         self._on_fork: dict[object, Callable[[], None]] = {}
         process_hooks.node_opened(self)
         self._progress_thread = ProgressThread(self._election, self._event_loop)
@@ -203,12 +191,11 @@ class Progress:
     def wait(
         self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None, *, keep: bool = False
     ) -> None:
-        """Drive until all are done (or follow a thread that does). The first error among them ends it at once, and so
-        does that of `alarm`, which is not waited for otherwise, and not cancelled.
+        """Wait until all are done, and drive if no other thread does. The first error ends it, also one of `alarm`,
+        which is neither awaited nor cancelled.
 
-        At the deadline (time.monotonic) raises OperationTimeout. Whatever is raised, also by Ctrl-C: operations not
-        done by then are cancelled first, so their buffers are free. `keep`: not so at the deadline, which only ends the
-        waiting then; the caller waits for them again, or cancels them.
+        Raise OperationTimeout at the deadline (time.monotonic). Before anything is raised, also by Ctrl-C, pending
+        operations are cancelled, so their buffers are free. With `keep` the deadline cancels nothing.
         """
         waiter = Waiter()
         waiter.keeps = keep
@@ -217,7 +204,7 @@ class Progress:
                 if not operation.done:
                     operation.join(waiter)
                 elif operation.error is not None:
-                    waiter.pending = 0  # raised below, without waiting for those that joined
+                    waiter.pending = 0  # raised below, without waiting for the others
                     break
         if waiter.pending:
             if alarm is None:
@@ -229,11 +216,11 @@ class Progress:
                 self._fail(waiter, operations, operation.error)
 
     def waits(self) -> list[tuple[int, str, float]]:
-        """Which thread waits for what, by its name, and since when (time.monotonic). It is read off the stacks of the
-        threads, so a wait pays nothing for it. Takes no lock: who asks may want to know why it is held.
+        """Return thread, operation and start (time.monotonic) of each wait, read from the stacks. Takes no lock: the
+        caller may ask why it is held.
 
-        The frame of this call is among them. No variable may refer to it when this returns: such a cycle would keep
-        every frame below alive, and so a request that its user has dropped, until the collector runs.
+        No variable may refer to this call's frame on return: the cycle would keep dropped requests alive until garbage
+        collection.
         """
         found = []
         frames = sys._current_frames()
@@ -247,24 +234,24 @@ class Progress:
         return found
 
     def _waits_on(self, frame: FrameType | None) -> Iterator[tuple[Sequence[Operation], float]]:
-        """A thread may be in several waits: a signal handler that runs in one may wait in its turn."""
+        """A signal handler inside a wait may wait too."""
         while frame is not None:
             if frame.f_code is Progress._wait.__code__ and frame.f_locals["self"] is self:
                 yield frame.f_locals["operations"], frame.f_locals.get("begin", monotonic())
             frame = frame.f_back
 
     def check(self) -> None:
-        """For what needs no waiting: raise what every wait would raise, once the node is closed or was forked."""
+        """Raise what every wait would raise, if closed or forked."""
         if self._election.ended is not None:
             raise copy(self._election.ended)
 
     def _wait_alarmed(self, waiter: Waiter, operations: Sequence[Operation], deadline: float, alarm: Operation) -> None:
-        """An alarm outlives many waits, so each takes its callback back."""
+        """An alarm outlives many waits, so each removes its callback."""
 
         def ring() -> None:
             if alarm.error is not None:
                 waiter.count(alarm.error)
-                self._wake()  # who waits may be leading, and asleep
+                self._wake()  # the waiting thread may be the driver, and asleep
 
         with self.lock:
             alarm.when_done(ring)
@@ -296,7 +283,7 @@ class Progress:
             raise
         finally:
             if self._waiting_threads and not self._driver_lock.locked():
-                self._election.offer()  # leadership was offered to us and we need it no more
+                self._election.offer()  # the driver lock was offered to this thread, which no longer needs it
             if in_main:
                 interrupts.end()
         if waiter.pending:
@@ -333,61 +320,55 @@ class Progress:
         finally:
             self._waiting_threads.remove(waiter)
 
-    # -- what is driven besides the transports ---------------------------------------------------------
+    # -- other work of the driver ----------------------------------------------------------------------
 
     def add_poller(self, poller: Poller) -> None:
-        """Let who leads look at it too, from now on and until it is removed. Not under the node's lock."""
+        """Not under the node's lock."""
         with self.lock:
             self._event_loop.add(poller)
 
     def remove_poller(self, poller: Poller) -> None:
-        """Who leads may be in the middle of a look at it, and does not begin another. Idempotent. Not under the node's
-        lock.
-        """
+        """The driver may be polling it now, but not again. Idempotent. Not under the node's lock."""
         with self.lock:
             self._event_loop.remove(poller)
 
     def run_soon(self, task: Callable[[], None]) -> None:
-        """Whoever leads runs `task`, outside the node's lock: after its next look at the transports, in any case before
-        it sleeps. From any thread, also under the node's lock. It must not block. What it raises is our bug, and ends
-        all waiting with an InternalError.
+        """Run `task` on the driver thread before it sleeps, outside the node's lock. Any thread, also under the lock.
+        It must not block; if it raises, all waits end with InternalError.
         """
         self._event_loop.run_soon(task)
 
-    def leave_behind(self) -> None:
-        """The caller has posted work and does not wait: the progress thread leads from now on, unless somebody does.
-        Otherwise it would look only after some milliseconds in which nobody led.
-        """
-        self._progress_thread.step_in()
+    def drive_in_background(self) -> None:
+        """Let the progress thread drive at once: the caller posted work and does not wait."""
+        self._progress_thread.drive_now()
 
     def wake(self) -> None:
-        """Let who leads look again before it sleeps on. Costs little where nobody sleeps."""
+        """Make the driver poll again before it sleeps on. Cheap if it does not sleep."""
         self._wake()
 
-    def run_inline(self, task: Callable[..., Outcome], *facts: Any) -> Outcome:
-        """Run `task(*facts)` now, in this thread, whoever leads: a shortcut past the queue of something that is driven.
+    def run_inline(self, task: Callable[..., Outcome], *arguments: Any) -> Outcome:
+        """Run `task(*arguments)` in this thread, even if another drives. It may poll memory for at most `spin`.
 
-        It may look at memory for as long as `spin`, no longer. Signals are put off meanwhile, as in every verb, and the
-        progress thread neither takes the lead nor keeps it: asleep it would ask peers to ring for it.
+        Signals are deferred. The progress thread does not drive meanwhile: asleep, it would ask peers to wake it.
         """
         self.check()
         election = self._election
         election.takeovers += 1
         if not self._progress_thread.is_driving:
-            return task(*facts)
-        passing = Waiter()  # a follower that never sleeps: whoever offers the lead passes it by
+            return task(*arguments)
+        passing = Waiter()  # a waiting thread that never sleeps, so `offer` skips it
         self._waiting_threads.append(passing)
         self._wake()
         try:
-            return task(*facts)
+            return task(*arguments)
         finally:
             self._waiting_threads.remove(passing)
 
-    # -- waits that fail -------------------------------------------------------------------------------
+    # -- failed waits ----------------------------------------------------------------------------------
 
     def _fail(self, waiter: Waiter, operations: Sequence[Operation], error: BaseException) -> NoReturn:
         self._give_up(waiter, operations)
-        raise copy(error)  # its own: several operations may have failed for one reason
+        raise copy(error)  # a copy: several operations may share one error
 
     def _give_up(self, waiter: Waiter, operations: Sequence[Operation]) -> None:
         self._leave(waiter, operations)
@@ -400,8 +381,8 @@ class Progress:
                 operation.part(waiter)
 
     def _expire(self, waiter: Waiter, operations: Sequence[Operation], timeout: float) -> None:
-        """The deadline has come. Others may still finish what we give up, up to the moment in which cancel() returns:
-        only what has been cancelled then was missed, and a failure of its own says more than that it was late.
+        """Operations may complete until cancel() returns: only those cancelled by then were late, and an own error is
+        more informative.
         """
         late = [(operation, operation.name, operation.awaited()) for operation in operations if not operation.done]
         if waiter.keeps:
@@ -417,13 +398,10 @@ class Progress:
             name = missed[0][1] if len(missed) == 1 else f"{missed[0][1]} and {len(missed) - 1} more"
             raise OperationTimeout(operation=name, waiting_for=[peer for _, _, peer in missed[:8]], timeout=timeout)
 
-    # -- the end ---------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------
 
     def when_forked(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """`callback` runs in a forked child, which has one thread and must not take locks.
-
-        Call what is returned to unregister it (idempotent), or it is kept for as long as the node.
-        """
+        """Run `callback` in a forked child; it must not take locks. Return an idempotent function to unregister it."""
         key = object()
         self._on_fork[key] = callback
 
@@ -433,18 +411,15 @@ class Progress:
         return forget
 
     def close(self) -> None:
-        """Stop the progress thread, then close every transport.
-
-        Links must have been closed before; pending waits raise. Idempotent.
-        """
+        """Stop the progress thread and close every transport. Close links first. Pending waits raise. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self._event_loop.stop()
-        self._election.end(UsageError("this node is closed; nothing drives its links any more"))
+        self._election.end(UsageError("this node is closed; make a new one with nexar.init()"))
         self._progress_thread.close()
         try:
-            with self._driver_lock:  # a waiting thread may still lead; it was kicked and leaves
+            with self._driver_lock:  # a waiting thread may still drive; it was woken and leaves
                 self._event_loop.close()
         finally:
             process_hooks.node_closed(self)
@@ -456,12 +431,11 @@ class Progress:
         self.close()
 
     def abandon(self) -> None:
-        """In a forked child: see nodes."""
         self._closed = True
         self._election.abandon(
             UsageError("this node belongs to the parent process; a forked child must make its own with nexar.init()")
         )
-        if self.lock.locked():  # by a thread that has no part in this process: nobody else would ever release it
+        if self.lock.locked():  # by a thread that does not exist in this process
             self.lock.release()
         for callback in list(self._on_fork.values()):
             callback()

@@ -1,4 +1,4 @@
-"""The arriving half of a link: frames in, changes under the lock, answers by the outbox."""
+"""The receiving half of a link: handles frames under the lock, answers through the deferred I/O queue."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LAST_SPACE: Final = max(Space)
 _WHOLE: Final = (
     MessageState.COMPLETE,
     MessageState.FINISHED,
-)  # what is gone for another reason than that it was received does not flow
-_OVER: Final = "the receiver has left this collective"
+)  # a message finished for another reason than its receipt is not in _flowing
+_COLLECTIVE_OVER: Final = "the receiver has left this collective"
 
 
 class Misbehaviour(Exception):
-    """What the peer did wrong. Caught by the link, which ends the connection."""
+    """The peer broke the protocol: the link ends."""
 
 
 class Receiving:
-    """Takes messages in. It is the `Origin` of every message of its link."""
+    """Receives messages. The `Origin` of every message of its link."""
 
     def __init__(self, state: LinkState, misbehaved: Callable[[str], None]) -> None:
         """`misbehaved` ends the link; called without the lock."""
@@ -47,13 +47,11 @@ class Receiving:
 
     @property
     def rank(self) -> int | None:
-        """The peer's, for errors."""
         return self._state.rank
 
     # -- frames, under the lock --------------------------------------------------------------------------
 
     def message(self, frame: Frame, body: memoryview) -> None:
-        """A whole message, or an envelope."""
         flow = self._state.flows.get(frame.communicator)
         if flow is None or flow.generation != frame.generation:
             flow = self._begin(frame, body)
@@ -67,12 +65,12 @@ class Receiving:
         if credit.owed and credit.held > credit.comfort:
             self._state.notice(FrameKind.CREDIT, frame.communicator, frame.generation, length=credit.consumed(0))
         if frame.space == _COLLECTIVE:
-            if flow.matching.mismatch_detector.saw(self._peer, frame):
+            if flow.matching.mismatch_detector.check_frame(self._peer, frame):
                 self._deliver(flow, frame, body)
             else:
                 self._discard(flow, frame)
         elif frame.space > _LAST_SPACE:
-            raise Misbehaviour(f"it sent a message of space {frame.space}, which there is not")
+            raise Misbehaviour(f"it sent a message of unknown space {frame.space}")
         elif frame.message == flow.expected:
             flow.expected += 1
             self._deliver(flow, frame, body)
@@ -82,23 +80,23 @@ class Receiving:
             self._hold(flow, frame, body)
 
     def _begin(self, frame: Frame, body: memoryview) -> Flow | None:
-        """The first frame of a generation; None if it is kept for later or belongs to one that is over."""
+        """Return the flow of a new generation; None if the frame was kept or dropped."""
         matching = self._router.find(frame.communicator, frame.generation)
         if matching is None:
             if frame.space == _CALL and self._router.is_over(frame.communicator, frame.generation):
-                self._state.tell_unheard(frame)
+                self._state.send_communicator_closed(frame)
             if not self._router.keep(self, frame, partial(self._deliver_late, frame, bytes(body))):
-                raise Misbehaviour("it sends to communicators that are not open here, more than can be kept")
+                raise Misbehaviour("it sent more to communicators that are not open here than can be kept")
             return None
         if not matching.admits(self._state.peer):
-            raise Misbehaviour(f"it sent to communicator {frame.communicator}, of which it is no member")
+            raise Misbehaviour(f"it sent to communicator {frame.communicator}, but is not a member of it")
         if matching.lost(self._state.peer) is not None:
             self._state.dropped_frames += 1
             return None
         return self._state.begin(matching)
 
     def _deliver_late(self, frame: Frame, body: bytes) -> None:
-        """Its communicator has been opened. Called by the router, without the lock."""
+        """Its communicator has opened. Called by the router, without the lock."""
         try:
             with self._router.lock:
                 self.message(frame, memoryview(body))
@@ -120,11 +118,15 @@ class Receiving:
                 self._state.notice(FrameKind.CREDIT, frame.communicator, frame.generation, length=amount)
 
     def _discard(self, flow: Flow, frame: Frame) -> None:
-        """A message of a collective that is over here."""
+        """Its collective is over here."""
         self._state.dropped_frames += 1
         if frame.kind != _EAGER:
             self._state.notice(
-                FrameKind.REFUSE, frame.communicator, frame.generation, transfer=frame.transfer, body=_OVER.encode()
+                FrameKind.REFUSE,
+                frame.communicator,
+                frame.generation,
+                transfer=frame.transfer,
+                body=_COLLECTIVE_OVER.encode(),
             )
         amount = flow.received.consumed(HEADER_BYTES + frame.body)
         if amount:
@@ -134,7 +136,7 @@ class Receiving:
         if frame.transfer in self._flowing:
             raise Misbehaviour(f"it announced transfer {frame.transfer} twice")
         if not self._state.knows(frame.carrier):
-            raise Misbehaviour(f"it announced a payload on carrier {frame.carrier}, which does not connect us")
+            raise Misbehaviour(f"it announced a payload on unknown carrier {frame.carrier}")
         message = flow.matching.announce(self, self._state.peer, frame, shape)
         self._flowing[frame.transfer] = flow.matching, message
 
@@ -148,68 +150,64 @@ class Receiving:
             flow.expected += 1
             self._deliver(flow, held[0], memoryview(held[1]))
 
-    def landed(self, transfer: int) -> None:
-        """A payload is whole: its sender may be told."""
+    def payload_complete(self, transfer: int) -> None:
         found = self._flowing.pop(transfer, None)
         if found is None:
             return
         matching, message = found
         self.payloads += 1
         self._state.notice(FrameKind.DELIVERED, matching.communicator, matching.generation, transfer=transfer)
-        matching.land(message)
+        matching.payload_complete(message)
 
     def withdrawn(self, frame: Frame) -> None:
-        """The sender takes a message back."""
         found = self._flowing.pop(frame.transfer, None)
         if found is not None:
             found[0].withdraw(found[1])
 
     def fail(self, error: NexarError) -> None:
-        """The link is lost: what was on its way will not come, and nobody need wait for more."""
         self._router.forget(self)
         for matching, message in self._take_flowing(self._flowing):
             matching.abandon(message, error)
         self._router.lose(self._state.peer, error)
 
     def close(self, matching: Matching, error: NexarError) -> None:
-        """A generation is over: what flows into its receives is not wanted any more. Under the lock."""
+        """Abandon payloads of an ended generation. Under the lock."""
         mine = [transfer for transfer, (owner, _) in self._flowing.items() if owner is matching]
         for _, message in self._take_flowing(mine):
             matching.abandon(message, error)
-            self._tell_refusal(message, str(error))
+            self._send_refusal(message, str(error))
 
     def _take_flowing(self, transfers: Iterable[int]) -> list[tuple[Matching, Message]]:
-        """Those of which something is missing; they are not followed any more.
+        """Remove and return the unfinished ones.
 
-        A message can be whole, and even received, before the driving thread says so: who posted a receive late asked
-        the carrier and heard that all had landed. To its sender that is delivery, whatever ends here.
+        A message can be complete before the driver reports it, if a late receive asked the carrier: for its sender that
+        is a delivery.
         """
         unfinished = []
         for transfer in list(transfers):
             if self._flowing[transfer][1].state in _WHOLE:
-                self.landed(transfer)
+                self.payload_complete(transfer)
             else:
                 unfinished.append(self._flowing.pop(transfer))
         return unfinished
 
     def fall_back(self, number: int) -> None:
-        """The sidecar of this number has ended: what flowed on it is expected anew on the mesh carrier. Under the lock.
+        """Grant the payloads of a lost bulk channel again, on the mesh carrier. Under the lock.
 
-        The sidecar touches no memory any more, and the sender still holds every payload of which it has not heard that
-        it was delivered; so it begins again, and nothing is lost.
+        The channel no longer touches memory, and the sender holds every payload until its delivery.
         """
         for _, message in list(self._flowing.values()):
             if message.frame.carrier == number:
-                self._begin_anew(message)
+                self._grant_again(message)
 
-    def _begin_anew(self, message: Message) -> None:
+    def _grant_again(self, message: Message) -> None:
         transfer = message.frame.transfer
         if transfer not in self._flowing:
-            return  # it ended otherwise while it was moved
+            return  # it ended while it was moved
         if message.state in _WHOLE:
-            self.landed(transfer)
-        elif message.state is MessageState.MOVING:  # only who moves it knows where it goes
-            message.after_move = partial(self._begin_anew, message)
+            self.payload_complete(transfer)
+        elif message.state is MessageState.MOVING:  # only the moving thread knows its destination
+            message.after_move = partial(self._grant_again, message)
         else:
             message.frame = replace(message.frame, carrier=self._state.number)
             if message.data is not None:
@@ -218,24 +216,24 @@ class Receiving:
     # -- Origin ----------------------------------------------------------------------------------------
 
     def grant(self, message: Message, into: memoryview) -> None:
-        """See Origin. A sidecar that was lost since the message was announced is replaced by the mesh carrier."""
+        """Replaces a lost bulk channel by the mesh carrier."""
         frame, number = message.frame, message.frame.carrier
         carrier = self._state.carrier_of(number)
         if carrier is None:
             number, carrier = self._state.number, self._state.carrier
             message.frame = replace(frame, carrier=number)
         if carrier is None:
-            return  # lost since it was announced; the message is abandoned with its link
+            return  # lost since the announcement; the link abandons the message
         try:
             carrier.expect_payload(frame.transfer, into)
         except CarrierLost:
-            return  # likewise; of a sidecar: the carrier reports its end by itself, and the message begins anew
+            return  # likewise; a bulk channel reports its loss itself, which grants the message again
         self._state.notice(
             FrameKind.GRANT, frame.communicator, frame.generation, transfer=frame.transfer, carrier=number
         )
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
-        """See Origin. A carrier that has ended reports its loss by itself; nothing lands any more."""
+        """A lost carrier writes nothing."""
         carrier = self._state.carrier_of(message.frame.carrier)
         if carrier is None:
             return Redirected.UNKNOWN
@@ -245,19 +243,17 @@ class Receiving:
             return Redirected.UNKNOWN
 
     def refuse(self, message: Message, reason: str) -> None:
-        """See Origin."""
         self._flowing.pop(message.frame.transfer, None)
         self.redirect(message, None)
-        self._tell_refusal(message, reason)
+        self._send_refusal(message, reason)
 
-    def _tell_refusal(self, message: Message, reason: str) -> None:
+    def _send_refusal(self, message: Message, reason: str) -> None:
         frame = message.frame
         self._state.notice(
             FrameKind.REFUSE, frame.communicator, frame.generation, transfer=frame.transfer, body=reason.encode()[:4096]
         )
 
     def consumed(self, message: Message) -> None:
-        """See Origin."""
         flow = self._state.flows.get(message.frame.communicator)
         frame = message.frame
         if flow is None or flow.generation != frame.generation:

@@ -1,7 +1,6 @@
-"""A broken link is dialed anew: at once, then with full jitter, until a deadline.
+"""Reconnects a broken link: at once, then with full jitter, until a deadline.
 
-Nothing that was under way comes back (frames may be lost, so it has raised); the link itself does, for the next
-generation of its communicators.
+Pending operations have raised, because frames may be lost; the link serves the next generation.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
-_DOUBLINGS = 16  # far beyond the longest pause, and far below what a float can hold
+_DOUBLINGS = 16  # far beyond the longest pause, and far below the largest float
 
 
 def pause_before(attempt: int, random: Random) -> float:
-    """Seconds to wait before attempt 0, 1, 2, …: none, then anything up to a bound that doubles."""
+    """Return the seconds before attempt 0, 1, 2, …: none, then up to a bound that doubles."""
     if attempt == 0:
         return 0.0
     bound = FIRST_PAUSE * 2.0 ** min(attempt - 1, _DOUBLINGS)
@@ -31,10 +30,7 @@ def pause_before(attempt: int, random: Random) -> float:
 
 
 class Reconnect:
-    """Dials in a thread of its own until it has a carrier, gives up at the deadline, or is stopped.
-
-    Owned by who made it.
-    """
+    """Dials in its own thread until connected, stopped, or the deadline."""
 
     def __init__(
         self, link: Link, connect: Callable[[float], Carrier], timeout: float, random: Random | None = None
@@ -51,12 +47,11 @@ class Reconnect:
         self._thread.start()
 
     def stop(self) -> None:
-        """No further attempt; returns when the thread has ended."""
         self._stop.set()
         self._thread.join()
 
     def join(self) -> bool:
-        """Wait for the end. True: the link is connected again."""
+        """True if the link is connected again."""
         self._thread.join()
         return self._connected
 
@@ -75,6 +70,5 @@ class Reconnect:
                 return
 
     def _pause(self) -> float:
-        """Never beyond the deadline: who waits for the outcome waits no longer than was agreed."""
         left = max(0.0, self._deadline - time.monotonic())
         return min(pause_before(self.attempts, self._random), left)

@@ -1,16 +1,10 @@
-"""Control messages about one generation of one communicator find whoever keeps it on this node.
+"""Router and NoticeDispatch: frames and control notices find the open generation that they belong to.
 
-A peer may have opened a communicator a moment before us. What says that one of its calls came to nothing must not be
-lost then: it is kept until the communicator opens here, within a bound. Questions are not: who asks does not wait that
-long.
+A peer may open a communicator earlier than this node. Frames, abort and mismatch notices of a generation that is not
+open yet are kept, within a bound; progress queries are not, because their sender does not wait so long. Those of an
+ended generation are dropped and counted.
 
-What a peer writes stands in our errors, and is passed on: so each text is cut to a line of a bounded length, and so are
-the lists. An honest peer writes no more than that.
-
-Where the links of one node meet its communicators: arriving frames find the matching they belong to.
-
-A peer may have opened a communicator a moment before us, so frames of a generation that is not open *yet* are kept
-until it is, within a bound; frames of one that is over are dropped and counted.
+Texts of peers appear in our errors and are forwarded, so texts and lists are bounded.
 """
 
 from __future__ import annotations
@@ -46,21 +40,19 @@ from nexar.wire.text import foreign_line
 
 Notice: TypeAlias = CallMismatch | CallAborted | ProgressQuery | ProgressReply | CommunicatorClosed
 
-_CLOSED_KEPT: Final = 1024  # generations that were closed, and about which questions are still answered: the newest
+_CLOSED_KEPT: Final = 1024  # the newest closed generations, for which queries are still answered
 _KEPT: Final = 256  # for communicators that are not open yet
-_LONGEST: Final = 1000  # characters of a text
-_MOST: Final = 64  # entries of a list
+_MAX_CHARACTERS: Final = 1000  # characters of a text
+_MAX_ENTRIES: Final = 64  # entries of a list
 
 
 class NoticeTarget(Protocol):
-    """Who said it, and can be answered: a link."""
+    """The link that a notice came on."""
 
     @property
-    def peer(self) -> NodeId:
-        """Its node."""
+    def peer(self) -> NodeId: ...
 
-    def send_control(self, message: Message) -> bool:
-        """See Link.send_control."""
+    def send_control(self, message: Message) -> bool: ...
 
 
 ReceiveNotice: TypeAlias = Callable[[NoticeTarget, Notice], None]
@@ -68,33 +60,28 @@ AnswerQuery: TypeAlias = Callable[[ProgressQuery], Notice]
 
 
 class NoticeDispatch:
-    """The communicators of one node, as far as control messages need to know them."""
+    """Delivers control notices to communicators."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock  # the node's, over all below
+        self._lock = lock  # the node's, guards everything below
         self._open: dict[tuple[int, int], ReceiveNotice] = {}  # by communicator and generation
         self._over: dict[int, int] = {}  # communicator → first generation that may still open
         self._answers: dict[tuple[int, int], AnswerQuery] = {}  # of generations that are over
         self._kept: list[tuple[NoticeTarget, Notice]] = []
-        self.dropped = 0
-        """About generations that are over, or too many to be kept."""
+        self.dropped = 0  # notices of generations that are over, or too many to keep
 
     def open(self, communicator: int, generation: int, receive: ReceiveNotice) -> None:
-        """`receive` gets what comes for this generation, on the driving thread and without the lock; now, what came
-        before. It must not block.
-        """
+        """Deliver to `receive`, on the driver thread, without the lock; kept notices now. It must not block."""
         key = communicator, generation
         with self._lock:
             self._open[key] = receive
             early = [each for each in self._kept if (each[1].communicator, each[1].generation) == key]
             self._kept = [each for each in self._kept if (each[1].communicator, each[1].generation) != key]
-        for speaker, notice in early:
-            receive(speaker, notice)
+        for sender, notice in early:
+            receive(sender, notice)
 
     def close(self, communicator: int, generation: int, answer: AnswerQuery | None = None) -> None:
-        """The generation is over: what comes for it, or for those before, is dropped. `answer`: but for questions,
-        which it answers, for as long as others ask. Idempotent.
-        """
+        """Drop later notices of it and earlier ones; `answer` still answers queries. Idempotent."""
         with self._lock:
             if answer is not None:
                 self._answers[communicator, generation] = answer
@@ -104,8 +91,8 @@ class NoticeDispatch:
             self._over[communicator] = max(generation + 1, self._over.get(communicator, 0))
             self._kept = [each for each in self._kept if not self._is_over(each[1])]
 
-    def arrived(self, speaker: NoticeTarget, message: Message) -> None:
-        """Any control message of a link; those that are about no communicator are dropped."""
+    def arrived(self, sender: NoticeTarget, message: Message) -> None:
+        """Messages that concern no communicator are dropped."""
         if not isinstance(message, (CallMismatch, CallAborted, ProgressQuery, ProgressReply, CommunicatorClosed)):
             self.dropped += 1
             return
@@ -114,16 +101,16 @@ class NoticeDispatch:
             receive = self._open.get((message.communicator, message.generation))
             answer = self._answers.get((message.communicator, message.generation))
             if receive is None and (answer is None or not isinstance(message, ProgressQuery)):
-                self._keep(speaker, message)
+                self._keep(sender, message)
         if receive is not None:
-            receive(speaker, message)
+            receive(sender, message)
         elif answer is not None and isinstance(message, ProgressQuery):
-            with suppress(NexarError):  # the link is lost: who asked hears of that
-                speaker.send_control(answer(message))
+            with suppress(NexarError):  # the link is lost, as the peer notices
+                sender.send_control(answer(message))
 
-    def _keep(self, speaker: NoticeTarget, notice: Notice) -> None:
+    def _keep(self, sender: NoticeTarget, notice: Notice) -> None:
         if isinstance(notice, (CallMismatch, CallAborted)) and not self._is_over(notice) and len(self._kept) < _KEPT:
-            self._kept.append((speaker, notice))
+            self._kept.append((sender, notice))
         else:
             self.dropped += 1
 
@@ -133,12 +120,12 @@ class NoticeDispatch:
 
 def _bounded(notice: Notice) -> Notice:
     if isinstance(notice, CallAborted):
-        culprits = tuple(_bounded_culprit(each) for each in notice.culprits[:_MOST])
+        culprits = tuple(_bounded_culprit(each) for each in notice.culprits[:_MAX_ENTRIES])
         return replace(notice, reason=_line(notice.reason), culprits=culprits)
     if isinstance(notice, ProgressReply):
         return replace(notice, doing=_line(notice.doing), finished=notice.finished and _line(notice.finished))
-    if isinstance(notice, CallMismatch) and len(notice.calls) > _MOST:
-        return replace(notice, calls=dict(islice(notice.calls.items(), _MOST)))
+    if isinstance(notice, CallMismatch) and len(notice.calls) > _MAX_ENTRIES:
+        return replace(notice, calls=dict(islice(notice.calls.items(), _MAX_ENTRIES)))
     return notice
 
 
@@ -153,14 +140,14 @@ def _bounded_culprit(culprit: Blamed) -> Blamed:
 
 
 def _line(text: str) -> str:
-    return foreign_line(text[:_LONGEST])
+    return foreign_line(text[:_MAX_CHARACTERS])
 
 
-_UNOPENED_CREDITS = 16  # of each peer this many credits' worth of frames is kept for communicators not opened yet
+_UNOPENED_CREDITS = 16  # credits' worth of frames that each peer may send to unopened communicators
 
 
 class _Kept(NamedTuple):
-    """A frame that came before its communicator was opened."""
+    """A frame of an unopened communicator."""
 
     owner: object
     size: int
@@ -168,7 +155,7 @@ class _Kept(NamedTuple):
 
 
 class Router:
-    """The communicators of one node, as far as links need to know them."""
+    """The communicators of one node, as links see them."""
 
     def __init__(self, node: NodeId, config: Config, progress: Progress) -> None:
         self.node = node
@@ -179,21 +166,19 @@ class Router:
         self.notices = NoticeDispatch(self.lock)
         self.pool = BufferPool.of_profile(config.buffer_profile)
         self.early = UnexpectedBuffers(config.early_bytes, self.pool)
+        # Handles relay frames, on the driver thread; False for other kinds. Set before the first link.
         self.relay: Callable[[Any, Frame, memoryview], bool] = _relays_nothing
-        """Takes frames of a link that are about relaying, on the driving thread; False: they are not. Written before
-        the first link."""
         self.stale_frames = 0  # of generations that are over; under the lock
         self._open: dict[int, Matching] = {}  # under the lock
         self._over: dict[int, int] = {}  # communicator → first generation that may still open; under the lock
         self._unopened: dict[tuple[int, int], list[_Kept]] = {}  # under the lock
         self._unopened_bytes: Counter[object] = Counter()  # by owner; under the lock
-        self._links: dict[Callable[[Matching, NexarError], None], None] = {}  # told when a generation ends
-        self._watchers: dict[Callable[[NodeId, NexarError], None], None] = {}  # told when a peer is lost
+        self._links: dict[Callable[[Matching, NexarError], None], None] = {}  # called when a generation ends
+        self._watchers: dict[Callable[[NodeId, NexarError], None], None] = {}  # called when a peer is lost
 
-    def tell_of_ends(self, callback: Callable[[Matching, NexarError], None]) -> Callable[[], None]:
-        """`callback` runs under the lock whenever a generation is closed: what a link does in it is over.
-
-        Returns what takes it back; that may be called under the lock or not, and twice.
+    def on_generation_end(self, callback: Callable[[Matching, NexarError], None]) -> Callable[[], None]:
+        """Call `callback` under the lock when a generation ends. Return an idempotent function that unregisters it,
+        with or without the lock.
         """
         self._links[callback] = None
         return lambda: self._links.pop(callback, None)
@@ -205,9 +190,8 @@ class Router:
         members: frozenset[NodeId] | None = None,
         make: Callable[..., Matching] = Matching,
     ) -> Matching:
-        """Begin a generation of a communicator. Frames that came too early for it are delivered now.
-
-        `members`: the nodes that take part; None: whoever has a link. `make`: of another kind; called under the lock.
+        """Open a generation, and deliver kept frames. `members` None: every node with a link. `make` runs under the
+        lock.
         """
         with self.lock:
             if generation < self._over.get(communicator, 0):
@@ -229,7 +213,7 @@ class Router:
         return matching
 
     def close(self, matching: Matching, error: NexarError) -> None:
-        """End a generation: its receives raise `error`, its later frames are dropped. Idempotent."""
+        """End a generation: receives raise `error`, later frames are dropped. Idempotent."""
         with self.lock:
             self._end(matching, error)
         self.deferred_io.flush()
@@ -239,42 +223,40 @@ class Router:
             return
         del self._open[matching.communicator]
         self._over[matching.communicator] = matching.generation + 1
-        for tell in list(self._links):  # first: they make the carriers let go of the memory that closing frees
-            tell(matching, error)
+        for callback in list(self._links):  # first: carriers must release the memory that closing frees
+            callback(matching, error)
         matching.close(error)
 
     def find(self, communicator: int, generation: int) -> Matching | None:
-        """The matching of an open generation. Under the lock."""
+        """Under the lock."""
         matching = self._open.get(communicator)
         return matching if matching is not None and matching.generation == generation else None
 
     def matchings(self) -> list[Matching]:
-        """Every open generation. Under the lock."""
         return list(self._open.values())
 
     def lose(self, peer: NodeId, error: NexarError) -> None:
-        """This peer will send no more: every communicator that it takes part in is told. Under the lock."""
+        """Tell every communicator. Under the lock."""
         for matching in self.matchings():
             matching.lose(peer, error)
-        for tell in list(self._watchers):
-            tell(peer, error)
+        for callback in list(self._watchers):
+            callback(peer, error)
 
-    def tell_of_losses(self, callback: Callable[[NodeId, NexarError], None]) -> Callable[[], None]:
-        """`callback` runs under the lock whenever a peer is lost. Returns what takes it back, also twice."""
+    def on_peer_lost(self, callback: Callable[[NodeId, NexarError], None]) -> Callable[[], None]:
+        """Call `callback` under the lock when a peer is lost. Return an idempotent function that unregisters it."""
         self._watchers[callback] = None
         return lambda: self._watchers.pop(callback, None)
 
     def current(self, communicator: int) -> Matching:
-        """The open generation of a communicator. Under the lock. UsageError if there is none."""
+        """Raise UsageError if not open. Under the lock."""
         matching = self._open.get(communicator)
         if matching is None:
             raise UsageError(f"communicator {communicator} is not open on this node")
         return matching
 
     def keep(self, owner: object, frame: Frame, deliver: Callable[[], None]) -> bool:
-        """Keep a frame of a generation that is not open yet, or drop one that is over.
-
-        Under the lock. False: too much is kept for this owner, whom it came from.
+        """Keep a frame of an unopened generation, or drop one that is over. Under the lock. False if too much is kept
+        for this owner.
         """
         if self.is_over(frame.communicator, frame.generation):
             self.stale_frames += 1
@@ -288,11 +270,11 @@ class Router:
         return True
 
     def is_over(self, communicator: int, generation: int) -> bool:
-        """It was open here, or a later one was. Under the lock."""
+        """It, or a later one, was open here. Under the lock."""
         return generation < self._over.get(communicator, 0)
 
     def forget(self, owner: object) -> None:
-        """Drop what is kept for it: frames of a connection that is over belong to no flow any more. Under the lock."""
+        """Drop the frames of a lost connection. Under the lock."""
         del self._unopened_bytes[owner]
         for key, frames in list(self._unopened.items()):
             self._unopened[key] = [kept for kept in frames if kept.owner is not owner]
@@ -300,7 +282,7 @@ class Router:
                 del self._unopened[key]
 
     def _drop_superseded(self, communicator: int, generation: int) -> None:
-        """Generations that were skipped will never be opened: drop what came for them."""
+        """Skipped generations never open."""
         for key in [key for key in self._unopened if key[0] == communicator and key[1] < generation]:
             frames = self._unopened.pop(key)
             self.stale_frames += len(frames)
@@ -312,5 +294,4 @@ class Router:
 
 
 def _relays_nothing(_link: object, _frame: Frame, _body: memoryview) -> bool:
-    """A node that no station belongs to."""
     return False

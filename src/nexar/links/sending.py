@@ -33,13 +33,13 @@ _EAGER: Final = int(FrameKind.EAGER)
 _ENVELOPE: Final = int(FrameKind.ENVELOPE)
 _DATA: Final = Lane.DATA
 _RPC: Final = Lane.RPC
-_CALL: Final = int(Space.CALL)  # from here on, messages of remote calls
+_CALL: Final = int(Space.CALL)  # this and higher: remote calls
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 _MESSAGES: Final = frozenset({int(Space.TAGGED), int(Space.UNTAGGED), int(Space.PART)})
 
 
 class MessageHeader(NamedTuple):
-    """What a message says of itself besides its bytes. The last seven fields are a collective's."""
+    """The last seven fields describe a collective."""
 
     space: int = Space.UNTAGGED
     tag: int = 0
@@ -57,7 +57,7 @@ PLAIN: Final = MessageHeader()
 
 
 class Sending:
-    """Posts sends and follows them until they are done."""
+    """Posts sends and tracks them until they are done."""
 
     def __init__(self, state: LinkState) -> None:
         self._state = state
@@ -80,15 +80,16 @@ class Sending:
         about: MessageHeader = PLAIN,
         matching: Matching | None = None,
     ) -> Operation:
-        """Send one message. See Link.post_send, which is this."""
+        """Link.post_send is this method."""
         if data.__class__ is not memoryview or data.format != "B" or data.ndim != 1:
-            data = row_of(data, "a send needs contiguous bytes")  # before anything is counted: it must leave no trace
+            # before anything is counted: a failure must leave no trace
+            data = row_of(data, "a send needs contiguous bytes")
         space, tag, dtype, sequence, step, operation, reduce_op, root, elements, way = about
         extents = encode_shape(shape) if shape else b""
         length = len(data)
         whole = length <= self._eager_limit
         lane = _DATA if space < _CALL else _RPC
-        body = len(extents) + length if whole else len(extents)  # an array may be longer than the field of a body
+        body = len(extents) + length if whole else len(extents)  # an array may be longer than the body field can hold
         state = self._state
         try:
             with self.lock:
@@ -96,13 +97,13 @@ class Sending:
                 flow = state.flows.get(communicator)
                 if flow is None or (matching is not None and flow.matching is not matching):
                     flow = state.flow(communicator, matching)
-                # Packed before anything is counted: a number taken and not sent would be waited for.
+                # Packed before anything is counted: the peer would wait for a number that was taken and not sent.
                 header = pack_header(
                     VERSION, _EAGER, lane, state.number, space, dtype, len(shape), operation, reduce_op, way,
                     flow.generation, step, root, communicator, state.node, state.peer, tag, sequence, flow.message, 0,
                     length, elements, body,
                 )  # fmt: skip
-                if space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
+                if space != _COLLECTIVE:  # collectives match by sequence and step
                     flow.message += 1
                 self.messages += 1
                 self.bytes += length
@@ -129,7 +130,6 @@ class Sending:
         return send
 
     def _announce(self, flow: Flow, send: PostedSend) -> bool:
-        """Let the envelope leave, if there is credit for it."""
         if not flow.sent.take_envelope(HEADER_BYTES + len(send.shape)):
             return False
         transfer, carries = next(self._transfers), self._state.number_for(send.frame.length)
@@ -142,13 +142,10 @@ class Sending:
         self._deferred_io.add(carrier.send_frame, lane, send.frame.communicator, encode(send.frame), send.shape)
         return True
 
-    # -- what the peer says, under the lock --------------------------------------------------------------
+    # -- frames of the peer, under the lock --------------------------------------------------------------
 
     def granted(self, frame: Frame) -> None:
-        """The peer wants the payload.
-
-        One that was withdrawn meanwhile is withdrawn once more: the first word may have overtaken its envelope.
-        """
+        """If the send was withdrawn, withdraw again: the first WITHDRAW may have overtaken the envelope."""
         send = self._announced.get(frame.transfer)
         if send is not None:
             self._begin_payload(send, frame.carrier)
@@ -156,18 +153,17 @@ class Sending:
             self._withdraw(frame)
 
     def _may_answer(self) -> bool:
-        """A peer that asks again and again, and reads none of the answers, gets no more of them."""
+        """A peer that grants repeatedly and reads no answers gets no more."""
         carrier = self._state.carrier
         try:
             return carrier is not None and admits(Lane.CONTROL, carrier.queued_bytes(_DATA), HEADER_BYTES)
         except CarrierLost:
-            return False  # the link is told by the carrier itself
+            return False  # the carrier reports its loss itself
 
     def _begin_payload(self, send: PostedSend, number: int) -> None:
-        """Under the lock, like all that lends or takes back memory: what was cancelled must not be lent again.
+        """Under the lock, so that a cancelled send is not lent again.
 
-        Where the receiver expects it is the receiver's word: the sidecar on which it was announced, or flows, may be
-        lost there and not here yet. It starts again then; the receiver has forgotten what came on the other one.
+        The receiver chooses the carrier: it may notice the loss of a bulk channel first. Then the payload restarts.
         """
         carrier = self._state.carrier_of(number)
         if carrier is None or (send.flowing and send.frame.carrier == number):
@@ -179,26 +175,24 @@ class Sending:
         try:
             carrier.send_payload(send.frame.transfer, send.data)
         except CarrierLost:
-            return  # the link is told by the carrier itself
+            return  # the carrier reports its loss itself
 
     def _withdraw(self, frame: Frame) -> None:
         self._state.notice(FrameKind.WITHDRAW, frame.communicator, frame.generation, transfer=frame.transfer)
 
     def delivered(self, frame: Frame) -> None:
-        """The peer's transport has all of it."""
         send = self._announced.pop(frame.transfer, None)
         if send is not None:
             send.finish()
 
     def refused(self, frame: Frame, reason: str) -> None:
-        """The peer does not want it any more."""
         send = self._announced.pop(frame.transfer, None)
         if send is not None:
             self._stop(send)
             send.finish(Cancelled(operation=send.name, reason=reason))
 
     def credited(self, frame: Frame) -> bool:
-        """Credit came back: sends that waited go on, in order. False: the peer gave back more than it got."""
+        """Take returned credit, and continue waiting sends in order. False if it is too much."""
         flow = self._state.flows.get(frame.communicator)
         if flow is None or flow.generation != frame.generation:
             return True
@@ -208,9 +202,8 @@ class Sending:
         return True
 
     def allowed(self, frame: Frame) -> None:
-        """The peer says how much credit it gives, which may be more than was assumed: sends that waited go on.
-
-        They must, for nothing else would wake them: what it was sent so far may be too little for it to give back.
+        """Take the credit of the peer's TERMS, and continue waiting sends: nothing else would, if the peer has received
+        too little to return credit.
         """
         self._state.raise_credit(frame.length)
         for flow in self._state.flows.values():
@@ -221,14 +214,13 @@ class Sending:
             flow.waiting.popleft()
 
     def unfinished(self) -> list[PostedSend]:
-        """Messages of users that wait for credit, for a grant or for delivery. Under the lock."""
+        """Return unfinished user messages. Under the lock."""
         waiting = (send for flow in self._state.flows.values() for send in flow.waiting)
         return [send for send in (*waiting, *self._announced.values()) if send.frame.space in _MESSAGES]
 
-    # -- ends ------------------------------------------------------------------------------------------
+    # -- ending ----------------------------------------------------------------------------------------
 
     def cancel_send(self, send: PostedSend) -> None:
-        """See Send.cancel."""
         with self.lock:
             if send.done:
                 return
@@ -242,15 +234,12 @@ class Sending:
         self._deferred_io.flush()
 
     def fail(self, error: NexarError) -> None:
-        """The link is over: every send raises.
-
-        Under the lock. A carrier that goes on (a polite close) stops reading, and the peer is told.
-        """
+        """The link is over. Under the lock. A carrier that is closing stops reading, and the peer is told."""
         self._end([send for flow in self._state.flows.values() for send in flow.waiting], error)
         self._end(list(self._announced.values()), error)
 
     def close(self, communicator: int, generation: int, error: NexarError) -> None:
-        """A generation is over: its sends raise. Under the lock."""
+        """The generation is over. Under the lock."""
         flow = self._state.flows.get(communicator)
         waiting = list(flow.waiting) if flow is not None and flow.generation == generation else []
         announced = [send for send in self._announced.values() if send.belongs_to(communicator, generation)]
@@ -264,22 +253,19 @@ class Sending:
             send.finish(error)
 
     def awaited(self, missing: str) -> AwaitedPeer:
-        """The peer."""
         return self._state.awaited(missing)
 
     def _stop(self, send: PostedSend) -> None:
-        """No byte of its memory is read any more."""
+        """The carrier stops reading its memory."""
         carrier = self._state.carrier_of(send.frame.carrier)
         if carrier is not None and send.flowing:
             try:
                 carrier.withdraw_payload(send.frame.transfer)
             except CarrierLost:
-                return  # it has ended, so it reads nothing; the link is told by the carrier itself
+                return  # it has ended, so it reads nothing; it reports its loss itself
 
     def _forget_waiting(self, send: PostedSend) -> None:
-        """A send that never left takes its number along: the messages behind it move up, or the receiver would wait
-        for it.
-        """
+        """Remove a send that never left. Later messages move up, because the receiver would wait for its number."""
         flow = self._state.flows.get(send.frame.communicator)
         if flow is None or send not in flow.waiting:
             return
@@ -294,5 +280,4 @@ class Sending:
 
 
 def _unfit(error: struct.error) -> UsageError:
-    """A fact that does not fit into its field is the caller's mistake."""
-    return UsageError(f"a number of this message does not fit into its field ({error}); tags are 0 to 2**64 - 1")
+    return UsageError(f"send: a number does not fit into its header field ({error}); tags are 0 to 2**64 - 1")

@@ -152,7 +152,7 @@ class CallSender:
         """A function ended. If it was the driver, another thread must look for the next call before the progress thread
         would.
         """
-        self._group.progress.leave_behind()
+        self._group.progress.drive_in_background()
 
     def answer(self, node: NodeId, space: int, number: int, row: memoryview) -> None:
         """Without a link the caller is gone. Never blocks."""

@@ -43,7 +43,7 @@ class RemoteCalls:
         )
         sender.channel = self._channel
         router.notices.open(self._channel.communicator, self._channel.generation, self._noticed)
-        self._unsubscribe: Final = router.tell_of_ends(self._group_ended)
+        self._unsubscribe: Final = router.on_generation_end(self._group_ended)
         with router.lock:
             ended = group.router.find(group.communicator, matching.generation) is not matching
         if ended:  # it ended before we were subscribed

@@ -1,1 +1,1 @@
-"""Bytes ⇄ meaning. Pure: nothing here performs I/O, reads a clock or holds a lock."""
+"""Encoders and decoders of the wire format. Pure: no I/O, no clock, no lock."""

@@ -1,8 +1,7 @@
-"""Control messages: what the bodies of CONTROL frames mean.
+"""Control messages: the bodies of CONTROL frames, as tagged MessagePack structs.
 
-A message is a tagged struct in MessagePack. A tag is the wire format: never reuse one. New messages are added to
-`Message`; an older node that meets a tag it does not know gets `Unknown`, drops and counts it, and lives on. Fields
-may be added with a default; an older node ignores those it does not know.
+A tag is the wire format: never reuse one. Add new messages to `Message`; an older node decodes an unknown tag as
+`Unknown`, drops it and counts it. New fields need a default; an older node ignores them.
 """
 
 from __future__ import annotations
@@ -13,101 +12,97 @@ import msgspec
 from msgspec import Meta
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
-MAX_CAUSE_CHARACTERS: Final = 4096
-"""Of why a node is gone: with its traceback, if it left one."""
+MAX_CAUSE_CHARACTERS: Final = 4096  # why a node is gone, including its traceback if it left one
 
-MAX_VALUE_BYTES: Final = MAX_MESSAGE_BYTES - (4 << 10)
-"""Of a value that is agreed on, so that every message of a ballot that carries it can be sent."""
+MAX_VALUE_BYTES: Final = MAX_MESSAGE_BYTES - (4 << 10)  # Leaves room for every Paxos message that carries the value.
 
+# Members that one message may name: as many as a cluster may have. A sender can choose integers for which building a
+# dict or set takes quadratic time: 6 s for as many as fit into a message, 10 ms for this many.
 MAX_NAMED: Final = 4096
-"""Members that one message names: as many as a cluster may have. A sender can choose integers for which a dict or a set
-takes quadratic time to build: as many as a message has room for take 6 s, this many 10 ms."""
 
 Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
 Value: TypeAlias = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
-"""Never NaN or infinite: whoever shows it can turn it into a whole number."""
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]  # never NaN or infinite, so it converts to an int
+# Communicator, generation, sequence. Sequence 0 of communicator 0 decides the membership that follows the one whose
+# epoch is the generation.
 Instance: TypeAlias = tuple[int, int, int]
-"""What is agreed on: communicator, generation, sequence. Sequence 0 of communicator 0 chooses who comes after the
-membership whose epoch is the generation."""
 
 
 class MessageError(ValueError):
-    """Bytes that are not a control message: the peer broke the protocol."""
+    """The bytes are not a valid control message: the peer broke the protocol."""
 
 
-class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
-    """What all messages share."""
+class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True): ...
 
 
 class Ping(_Base, frozen=True, tag="ping"):
-    """Answer with a Pong of the same number."""
+    """The receiver answers with a Pong of the same number."""
 
     number: int
 
 
 class Pong(_Base, frozen=True, tag="pong"):
-    """The answer to a Ping."""
+    """Answer to Ping."""
 
     number: int
 
 
 class Goodbye(_Base, frozen=True, tag="goodbye"):
-    """The sender leaves, and says why; with its traceback if it raised."""
+    """The sender leaves. Carries the reason, and a traceback if it raised."""
 
     reason: str
     traceback: str | None = None
 
 
 class Introduce(_Base, frozen=True, tag="introduce"):
-    """The first word of who dialed: the place it holds, in which membership. Who it is, the handshake has proven."""
+    """First message of the dialer: its rank and its membership's epoch. The handshake has proven its identity."""
 
     rank: int
     epoch: int
     sidecar: bool = False
-    """This connection is to carry large payloads beside the link that we have."""
+    """Bulk channel: this connection carries only large payloads, beside the existing link."""
     number: int = 1
-    """Which link of the two it is to be: higher than 1 after one was lost."""
+    """Number of the link between the two nodes; higher than 1 after a loss."""
     death_line: bool = False
-    """This connection carries nothing: its end is the news that the dialer's process has ended."""
+    """Liveness connection: it carries nothing, and its end means that the dialer's process ended."""
 
 
 class Introduced(_Base, frozen=True, tag="introduced"):
-    """The answer to Introduce: the place of who was dialed. From now on the connection is a link."""
+    """Positive answer to Introduce: the rank and epoch of the answerer. The connection is now a link."""
 
     rank: int
     epoch: int
     shared_memory: str = ""
-    """Where the dialer, and nobody else, may connect through memory; empty: nowhere."""
+    """Address at which only the dialer may connect through shared memory; empty if not possible."""
     sidecar: str = ""
-    """The scheme of the connection for large payloads that the dialer may open; empty: none."""
+    """Scheme of the bulk channel that the dialer may open; empty for none."""
 
 
 class Declined(_Base, frozen=True, tag="declined"):
-    """The other answer to Introduce. The connection is closed behind it."""
+    """Negative answer to Introduce. The sender closes the connection after it."""
 
     reason: str
     superseded: bool = False
-    """Nothing is wrong: the answerer's own dial to the same peer has won."""
+    """The answerer's own dial to the same peer won; this is not an error."""
     expelled: int = 0
-    """The dialer was a member until this epoch, when the others went on without it; 0: that is not the reason."""
+    """Epoch at which the dialer was removed from the membership; 0 if that is not the reason."""
 
 
 class CallMismatch(_Base, frozen=True, tag="disagreed"):
-    """Ranks called different things as one collective: all raise, and the communicator is revoked.
+    """Ranks made different calls for one collective: all of them raise, and the communicator is revoked.
 
-    Who hears it first passes it on, once, along its own links: so it needs no link that is not there.
+    Each rank forwards it once on its own links, so delivery does not depend on one particular link.
     """
 
     communicator: int
     generation: int
     sequence: int
     calls: Annotated[dict[int, tuple[int, int, int, int, int, int]], Meta(max_length=MAX_NAMED)]
-    """By rank, so far as is known: operation, dtype, count, root, reduce op, way."""
+    """By rank, as far as known: operation, dtype, count, root, reduce op, algorithm."""
 
 
 class Blamed(msgspec.Struct, frozen=True, array_like=True):
-    """Whom somebody waited for in vain."""
+    """A rank that another rank waited for in vain."""
 
     rank: int
     missing: str = ""
@@ -117,7 +112,7 @@ class Blamed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallAborted(_Base, frozen=True, tag="gave_up"):
-    """A rank left a collective without its result, so nobody can have it. Passed on like Disagreed."""
+    """A rank left a collective without a result, so no rank can complete it. Forwarded like CallMismatch."""
 
     communicator: int
     generation: int
@@ -125,16 +120,16 @@ class CallAborted(_Base, frozen=True, tag="gave_up"):
     rank: int
     reason: str
     timeout: Seconds = 0.0
-    """Seconds, if it did not want to wait any longer."""
+    """Seconds that the rank waited, if it timed out."""
     culprits: tuple[Blamed, ...] = ()
-    """Whose fault it was, if not its own."""
+    """The ranks that caused it, if not the sender."""
     closed: bool = False
-    """Its user has closed the communicator: it takes no part in this call, nor in any after it."""
+    """The rank closed the communicator: it takes no part in this call or a later one."""
 
 
 class ProgressQuery(_Base, frozen=True, tag="inquire"):
-    """How far are you in this collective? Answer with a Report of the same number; 0 wants no answer. A sequence below
-    0 is no collective's: what do you do at all?
+    """Asks for the progress of one collective; the answer is a ProgressReply with the same number. Number 0 wants no
+    answer. A negative sequence asks what the rank does in general.
     """
 
     communicator: int
@@ -142,27 +137,29 @@ class ProgressQuery(_Base, frozen=True, tag="inquire"):
     sequence: int
     number: int = 0
     call: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
-    """What the collective is for who asks, as in Disagreed: the two may never exchange a frame that would tell."""
+    """Fingerprint of the sender's call, as in CallMismatch: the two ranks may never exchange a data frame that shows
+    it.
+    """
 
 
 class ProgressReply(_Base, frozen=True, tag="report"):
-    """The answer to Inquire."""
+    """Answer to ProgressQuery."""
 
     communicator: int
     generation: int
     number: int
     rank: int
     state: Literal["absent", "in", "done", "failed"]
-    """Of the collective that was asked for. Absent: not called yet."""
+    """State of the collective in question; absent: not called yet."""
     step: int = 0
     progress_age: Seconds = 0.0
-    """Seconds since its last step, for one that is in it."""
+    """Seconds since its last step, if the rank is in it."""
     doing: str = ""
-    """Another collective that it is in."""
+    """Another collective that the rank is in."""
     finished: str | None = None
-    """The last one that it finished."""
+    """The last collective that the rank finished."""
     since: Seconds = 0.0
-    """Seconds since it began what it is doing; or since it finished that last one, if it is in none."""
+    """Seconds since the rank began its current call, or finished its last one if it is in none."""
 
 
 class CurrentCall(msgspec.Struct, frozen=True, array_like=True):
@@ -177,17 +174,19 @@ class CurrentCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(_Base, frozen=True, tag="beat"):
-    """I am alive, and this is what I do. Who is behind by its epoch is told what was chosen since."""
+    """Heartbeat, with the sender's current calls. A receiver with a higher epoch sends back the changes that the sender
+    missed.
+    """
 
     epoch: int
     doing: tuple[CurrentCall, ...] = ()
     finished: str = ""
-    """The last call that it finished."""
+    """The last call that the sender finished."""
 
 
 class Suspect(_Base, frozen=True, tag="suspect"):
-    """The sender cannot reach a node. A hint: who hears it looks for itself. Also sent on to the suspect, who then
-    tries to reach the complainer.
+    """The node `by` cannot reach `node`. A hint: the receiver probes by itself. Also forwarded to the suspect, which
+    then tries to reach the node that suspects it.
     """
 
     epoch: int
@@ -197,21 +196,21 @@ class Suspect(_Base, frozen=True, tag="suspect"):
 
 
 class BallotNumber(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Of a ballot: higher ones win; no two nodes have the same."""
+    """Paxos ballot number: the higher one wins; no two nodes use the same."""
 
     round: int
     node: int
 
 
 class Prepare(_Base, frozen=True, tag="prepare"):
-    """A proposer asks the voters to promise that they ignore lower ballots."""
+    """A proposer asks the acceptors to promise to ignore lower ballots."""
 
     instance: Instance
     ballot: BallotNumber
 
 
 class Promise(_Base, frozen=True, tag="promise"):
-    """The answer to Prepare, with what the voter had accepted in the highest ballot so far."""
+    """Answer to Prepare, with the value that the acceptor accepted in the highest ballot so far."""
 
     instance: Instance
     ballot: BallotNumber
@@ -220,53 +219,53 @@ class Promise(_Base, frozen=True, tag="promise"):
 
 
 class Accept(_Base, frozen=True, tag="accept"):
-    """A proposer that has a majority of promises asks the voters to accept this value."""
+    """A proposer with a quorum of promises asks the acceptors to accept this value."""
 
     instance: Instance
     ballot: BallotNumber
     value: Value
     inherited: bool = False
-    """The proposer found it in the promises: it may have been chosen already, so no other can be."""
+    """The value comes from a promise: it may be chosen already, so no other value can be."""
 
 
 class Accepted(_Base, frozen=True, tag="accepted"):
-    """The answer to Accept. A value that a majority has accepted in one ballot is chosen, for ever."""
+    """Answer to Accept. A value that a quorum accepts in one ballot is chosen for ever."""
 
     instance: Instance
     ballot: BallotNumber
 
 
 class Rejected(_Base, frozen=True, tag="rejected"):
-    """The other answer to Prepare and Accept: a higher ballot was promised, or the value removes who can be reached."""
+    """Negative answer to Prepare and Accept: a higher ballot was promised, or the value removes a reachable node."""
 
     instance: Instance
     ballot: BallotNumber
     promised: BallotNumber | None = None
     reachable: Annotated[tuple[int, ...], Meta(max_length=MAX_NAMED)] = ()
-    """Nodes that the value removes although the voter reaches them."""
+    """Nodes that the value removes although the acceptor reaches them."""
 
 
 class Chosen(_Base, frozen=True, tag="chosen"):
-    """What was chosen, from who knows it."""
+    """The chosen value, sent by a node that knows it."""
 
     instance: Instance
     value: Value
 
 
 class Revoke(_Base, frozen=True, tag="revoke"):
-    """A rank has declared this communicator over: every call on it raises. Passed on like Disagreed."""
+    """A rank revokes this generation: every call on it raises. Forwarded like CallMismatch."""
 
     communicator: int
     generation: int
     rank: int
     reason: Cause
     closed: bool = False
-    """It has only closed it, and takes no part in a successor. Not passed on."""
+    """The rank only closed its own side and takes no part in a successor. Not forwarded."""
 
 
 class StateOffer(_Base, frozen=True, tag="offer"):
-    """A member has the application's state for the hearer, who waits to become one: it comes on this communicator,
-    which has the two as members, the speaker first.
+    """A member offers the application's state to a joiner. The state follows on this communicator, whose members are
+    the sender, then the receiver.
     """
 
     communicator: int
@@ -274,17 +273,17 @@ class StateOffer(_Base, frozen=True, tag="offer"):
 
 
 class CommunicatorClosed(_Base, frozen=True, tag="unheard"):
-    """A remote call found nobody: its communicator is closed on this node."""
+    """Answer to a remote call whose communicator is closed on this node."""
 
     communicator: int
-    """The number under which its calls travel."""
+    """The id that the communicator's remote calls use."""
     generation: int
     number: int
-    """Of the call."""
+    """The number of the call."""
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A message of a kind that this version does not know. Drop and count it."""
+    """A message with an unknown tag. Drop and count it."""
 
     type: str
 
@@ -305,7 +304,7 @@ _TAGS: Final = frozenset(str(message.__struct_config__.tag) for message in KNOWN
 
 
 def encode(message: Message) -> bytes:
-    """The body of a CONTROL frame. MessageError if it is too large to be sent."""
+    """Return the body of a CONTROL frame. Raise MessageError if it is too large to send."""
     data = _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError(f"a message of {len(data)} bytes; allowed are {MAX_MESSAGE_BYTES}")
@@ -313,7 +312,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes | bytearray | memoryview) -> Message | Unknown:
-    """The message in a CONTROL frame. MessageError for bytes that are none."""
+    """Return the message of a CONTROL frame. Raise MessageError for invalid bytes."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise MessageError(f"a message of {len(body)} bytes; allowed are {MAX_MESSAGE_BYTES}")
     try:
@@ -323,7 +322,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message | Unknown:
 
 
 def _unknown(body: bytes | bytearray | memoryview, cause: Exception) -> Unknown:
-    """A tag of the future is no error; a known message that is malformed is one."""
+    """Return `Unknown` for an unknown tag; raise MessageError for a malformed message with a known tag."""
     try:
         found = _type_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

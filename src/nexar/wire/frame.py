@@ -1,36 +1,19 @@
-"""The fixed header that starts every frame, and nothing else.
+"""The frame header, and FrameReader and next_frame, which find frames in a byte stream.
 
-Law: a frame is HEADER_BYTES of header followed by exactly `body` bytes. The reader of a byte stream
-therefore needs the header alone to find the next frame, whatever its kind means; a frame of an unknown
-kind can be skipped, and a frame that claims too much is refused before a byte of memory is committed to it.
+A frame is HEADER_BYTES of header and exactly `body` bytes. So a reader finds the next frame from the header alone: it
+can skip an unknown kind, and rejects an oversized frame before it allocates memory.
 
-`length` is the size of the message's array, which travels in the body only when the kind carries it
-whole (EAGER); of a large message the body holds the shape alone and `length` bytes follow as a payload.
+`length` is the size of the message's array. Only EAGER has the array in its body; after an ENVELOPE, whose body is the
+shape, it follows as a payload.
 
-Finding frames in a stream of bytes: FrameReader for tls, next_frame for quic (shared memory has its own records).
+FrameReader (tls): write to `room()`, call `filled()`, then `next()` until None. A body is a view of the buffer, valid
+until the next `room()`. The buffer grows only when it is full of arrived bytes, never because of a header's claim, up
+to MAX_BUFFER_BYTES, and shrinks when empty. After a FrameError it raises again: a stream cannot be realigned.
 
-Law: bytes go in where `room()` says, frames come out of `next()`, in order, without a copy: a body is a view of the
-reader's own buffer, valid until `room()` is called again. Memory follows the bytes that arrived: the buffer doubles
-only when it is full of them, never on the word of a header, ends at MAX_BUFFER_BYTES and shrinks again once empty.
-A reader that has raised FrameError stays at the bad bytes and raises again: a stream cannot be realigned.
+Only a CHUNK is returned incomplete, so that its bytes bypass the buffer: the carrier reads the missing `frame.body -
+len(body)` bytes from its socket into place, before it calls `room()` again.
 
-One turn of a carrier, whether the read brought half a frame or fifty:
-
-    count = socket.recv_into(reader.room())
-    reader.filled(count)
-    while (found := reader.next()) is not None:
-        frame, body = found
-        if frame.kind == Kind.CHUNK:
-            self._take_chunk(frame, body)
-        else:
-            sink.frame_arrived(self, frame, body)
-
-A CHUNK, and only a CHUNK, is handed over before it is whole, so that its bytes need not pass through this buffer:
-`len(body)` of its `frame.body` bytes have come. The carrier copies those to their place and reads the other
-`frame.body - len(body)` straight from its socket into the memory behind them; the reader, which is empty then, never
-sees them. Only after that is `room()` asked for again.
-
-A carrier that reads into a buffer of its own (a QUIC stream) uses `next_frame` and keeps its own positions.
+A carrier with its own buffer (a QUIC stream) uses `next_frame`.
 """
 
 from __future__ import annotations
@@ -44,8 +27,8 @@ import msgspec
 from msgspec.structs import astuple
 
 VERSION: Final = 1
+# 1 MiB of payload (a chunk, or the largest control message), and room for shapes
 MAX_BODY_BYTES: Final = (1 << 20) + (64 << 10)
-"""No frame carries more in its body: 1 MiB of payload (a chunk, or the largest control message) and room for shapes."""
 MAX_DIMENSIONS: Final = 32
 
 # version kind lane carrier space dtype dimensions operation reduce_op way | generation step root
@@ -59,30 +42,30 @@ pack_header = _LAYOUT.pack
 
 
 class FrameKind(IntEnum):
-    """What a frame is. Numbers are the wire format: never reuse one."""
+    """The kind of a frame. Numbers are the wire format: never reuse one."""
 
     EAGER = 1  # a whole message: shape, then `length` bytes
     ENVELOPE = 2  # a message whose payload waits for a grant: shape only
     GRANT = 3  # receiver → sender: send payload `transfer` now, from its beginning, on `carrier`
     DELIVERED = 4  # receiver → sender: payload `transfer` has arrived whole
-    REFUSE = 5  # receiver → sender: payload `transfer` is not wanted; the body says why
-    WITHDRAW = 6  # sender → receiver: message `transfer` is taken back
+    REFUSE = 5  # receiver → sender: payload `transfer` is not wanted; the body is the reason
+    WITHDRAW = 6  # sender → receiver: message `transfer` is cancelled
     CREDIT = 7  # receiver → sender: `length` bytes of credit for `communicator` are free again
-    CONTROL = 8  # a control message: body is wire.messages
-    CHUNK = 9  # a piece of payload `transfer`, starting at byte `count` (carriers without streams of their own)
-    FINISH = 10  # no frame follows from this side (half-close); `count` is what the carrier needs to check it
-    HELLO = 11  # first frame of a connection that needs one: its body is the transport's own
-    TERMS = 12  # first frame of a link on each carrier: `length` is the credit of a flow, `transfer` a sidecar's name
-    FALLBACK = 13  # the sidecar that your terms called `transfer` is lost here: what flows on it is granted anew
-    RELAY = 14  # something on its way between two other nodes, or over others to you: body is wire.relay
-    ROOM = 15  # `length` bytes of what you gave me to relay after `step` hops have gone on: send more
+    CONTROL = 8  # a control message: the body is wire.control
+    CHUNK = 9  # a piece of payload `transfer`, starting at byte `count` (carriers without streams)
+    FINISH = 10  # half-close: no frame follows from this side; `count` lets the carrier check that
+    HELLO = 11  # first frame of a connection that needs one: the transport defines its body
+    TERMS = 12  # first frame on each carrier of a link: `length` is a flow's credit, `transfer` names a bulk channel
+    FALLBACK = 13  # the bulk channel that your TERMS named `transfer` is lost: its receiver grants its payloads again
+    RELAY = 14  # a frame that other nodes forward to its destination: the body is wire.relay
+    ROOM = 15  # `length` bytes that you gave me to relay after `step` hops are forwarded: send more
 
 
-_EAGER: Final = int(FrameKind.EAGER)  # a member looked up in its enum class at every decode would cost a fifth of it
+_EAGER: Final = int(FrameKind.EAGER)  # looking up an enum member in every decode would cost a fifth of it
 
 
 class Lane(IntEnum):
-    """Kind of traffic on a link; a lower number leaves first."""
+    """Traffic class on a link; a lower number is sent first."""
 
     CONTROL = 0
     RPC = 1
@@ -92,21 +75,19 @@ class Lane(IntEnum):
 
 
 class Space(IntEnum):
-    """Tags of different spaces never match one another."""
+    """Tag namespace. Tags of different spaces never match."""
 
-    TAGGED = 0  # the user's tag
+    TAGGED = 0  # tag: chosen by the user
     UNTAGGED = 1
-    COLLECTIVE = 2  # tag is unused: operation sequence and step are the conversation
-    PART = 3  # the rest of a message that came in parts: tag is the number that its first part gave
-    CALL = 4  # a remote call, or a word about one: tag is the number that its caller gave it
-    ANSWER = 5  # to a remote call: tag is that number
-    CLOSED = 6  # no body: its sender has closed the communicator, and this is its last message there
+    COLLECTIVE = 2  # tag: unused; operation sequence and step identify the message
+    PART = 3  # the rest of a message that came in parts; tag: the number that the first part gave
+    CALL = 4  # a remote call, or its cancellation; tag: the caller's number of the call
+    ANSWER = 5  # answer to a remote call; tag: the number of the call
+    CLOSED = 6  # no body: the sender closed the communicator, and this is its last message in it
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """A decoded header. Field order is the wire order. (A struct, because it is made and read for every message: its
-    fields cost a third of a named tuple's. Of numbers alone, so there is nothing to collect.)
-    """
+    """A decoded header, in wire order. A struct, because its fields cost a third of a named tuple's."""
 
     version: int = VERSION
     kind: int = 0
@@ -134,7 +115,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class FrameError(ValueError):
-    """Bytes that are not a frame. `field` names what is wrong."""
+    """The bytes are not a valid frame. `field` names the wrong field."""
 
     def __init__(self, field: str, found: int, allowed: str) -> None:
         super().__init__(f"frame with {field} {found}; allowed: {allowed}")
@@ -144,22 +125,22 @@ class FrameError(ValueError):
 
 
 def encode(frame: Frame) -> bytes:
-    """The header's bytes. The body is the caller's to append."""
+    """Return the header's bytes. The caller appends the body."""
     return pack_header(*astuple(frame))
 
 
 def control_header(body_bytes: int) -> bytes:
-    """The header of a control message on a connection that is no link: there are no nodes to name yet."""
+    """Return the header of a control message on a connection that is not a link yet: without node ids."""
     return encode(Frame(kind=int(FrameKind.CONTROL), lane=int(Lane.CONTROL), length=body_bytes, body=body_bytes))
 
 
 def decode(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Frame:
-    """The header at `offset`, checked so far as any reader needs: version, sizes. Raises FrameError.
+    """Return the header at `offset`. Raise FrameError for a wrong version or size.
 
-    Unknown kinds and lanes pass: dropping and counting them is the link's decision, not the codec's.
+    Unknown kinds and lanes pass: the link drops and counts them.
     """
     fields = unpack_header(buffer, offset)
-    extents, length, body = fields[6] * 8, fields[20], fields[22]  # by place: names cost, and this is every frame's way
+    extents, length, body = fields[6] * 8, fields[20], fields[22]  # by index: names cost time in every frame
     if fields[0] != VERSION or body > MAX_BODY_BYTES or extents > body:
         raise _fault(Frame(*fields))
     if fields[1] == _EAGER and body != extents + length:
@@ -176,43 +157,37 @@ def _fault(frame: Frame) -> FrameError:
 
 
 def encode_shape(shape: tuple[int, ...]) -> bytes:
-    """The first bytes of an EAGER or ENVELOPE body."""
+    """Return the first bytes of an EAGER or ENVELOPE body."""
     return _DIMENSIONS[len(shape)].pack(*shape)
 
 
 def decode_shape(frame: Frame, body: bytes | bytearray | memoryview) -> tuple[int, ...]:
-    """The shape that `frame` announces at the start of its body. Raises FrameError."""
+    """Return the shape at the start of the body. Raise FrameError for too many dimensions."""
     if frame.dimensions > MAX_DIMENSIONS:
         raise FrameError("dimensions", frame.dimensions, f"at most {MAX_DIMENSIONS}")
     return _DIMENSIONS[frame.dimensions].unpack_from(body)
 
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
+# `decode`, or a stricter one: it raises FrameError before the reader waits for the frame's body
 Decode: TypeAlias = Callable[[Bytes, int], Frame]
-"""`wire.frame.decode`, or one that refuses more: FrameError before the body of a frame is waited for."""
 
 MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_BODY_BYTES
-MAX_CHUNK_BYTES: Final = 1 << 20
-"""A payload delays frames by at most this much; a carrier may cut smaller pieces."""
-MAX_BUFFER_BYTES: Final = MAX_FRAME_BYTES
-"""A reader holds at most one frame of the largest size, or as many smaller ones as fit into that."""
+MAX_CHUNK_BYTES: Final = 1 << 20  # the longest delay of other frames by a payload; a carrier may send smaller pieces
+MAX_BUFFER_BYTES: Final = MAX_FRAME_BYTES  # one frame of the largest size, or the smaller ones that fit into that
 FIRST_BUFFER_BYTES: Final = 64 << 10
-UNVERIFIED_BUFFER_BYTES: Final = 16 << 10
-"""The same for a peer that has not authenticated, whose frames are small."""
-_LEAST_ROOM_BYTES: Final = 16 << 10  # a TLS record; a read into less would cost a system call per few bytes
-_CHUNK: Final = int(
-    FrameKind.CHUNK
-)  # plain numbers: looking a member up in an enum class costs as much as a small decode
+UNVERIFIED_BUFFER_BYTES: Final = 16 << 10  # for an unauthenticated peer, whose frames are small
+_LEAST_ROOM_BYTES: Final = 16 << 10  # a TLS record; reading into less costs a system call per few bytes
+_CHUNK: Final = int(FrameKind.CHUNK)  # ints: an enum lookup costs as much as a small decode
 _FINISH: Final = int(FrameKind.FINISH)
 _BULK: Final = int(Lane.BULK)
 _CONTROL: Final = int(Lane.CONTROL)
-_ZEROS: Final = (0,) * 16  # the fields from `carrier` to `message`, which mean nothing in a chunk
+_ZEROS: Final = (0,) * 16  # the fields from `carrier` to `message`, unused in a chunk
 
 
 def next_frame(buffer: Bytes, start: int, end: int, decode: Decode = decode) -> tuple[Frame, int, int] | int:
-    """The frame at `start` and the bounds of its body, or how many bytes beyond `end` are still missing.
-
-    Before the header is whole its missing bytes are counted, after that the frame's. Raises FrameError.
+    """Return the frame at `start` and the bounds of its body, or the number of missing bytes: of the header while that
+    is incomplete, then of the frame. Raise FrameError.
     """
     body = start + HEADER_BYTES
     if body > end:
@@ -223,32 +198,31 @@ def next_frame(buffer: Bytes, start: int, end: int, decode: Decode = decode) -> 
 
 
 def encode_chunk(transfer: int, offset: int, size: int) -> bytes:
-    """Header of the piece of payload `transfer` at byte `offset`; an empty payload is one piece of no bytes."""
+    """Return the header of a piece of payload; an empty payload is one empty piece."""
     return pack_header(VERSION, _CHUNK, _BULK, *_ZEROS, transfer, 0, offset, size)
 
 
 def encode_finish(count: int) -> bytes:
-    """Header of the last frame of a side; `count` is what its carrier checks at the other end."""
+    """Return the header of FINISH; the peer's carrier checks `count`."""
     return pack_header(VERSION, _FINISH, _CONTROL, *_ZEROS, 0, 0, count, 0)
 
 
 class FrameReader:
-    """The receiving end of one byte stream. Not thread-safe: it belongs to the thread that drives."""
+    """The receiving end of one byte stream. Only the driver thread may use it."""
 
     __slots__ = ("_end", "_first_bytes", "_pending", "_start", "_view", "decode")
 
     def __init__(self, decode: Decode = decode, first_bytes: int = FIRST_BUFFER_BYTES) -> None:
-        """`first_bytes`: of the buffer while it is empty."""
-        self.decode = decode
-        """Judges the headers from now on; may be replaced at any time."""
+        """`first_bytes` is the size of the empty buffer."""
+        self.decode = decode  # checks the next headers; may be replaced at any time
         self._first_bytes = first_bytes
         self._view = memoryview(bytearray(first_bytes))
-        self._start = 0  # _view[_start:_end] has arrived and was not handed out yet
+        self._start = 0  # _view[_start:_end] arrived and is not returned yet
         self._end = 0
         self._pending: Frame | None = None  # header at _start, decoded, while its body is incomplete
 
     def room(self) -> memoryview:
-        """Where the next bytes go; never empty once `next()` has said None. Views handed out before are void."""
+        """Return where to write; never empty after `next()` returned None. Invalidates earlier views."""
         start, end = self._start, self._end
         if start == end:
             if len(self._view) != self._first_bytes:
@@ -260,14 +234,10 @@ class FrameReader:
         return self._view[self._end :]
 
     def filled(self, count: int) -> None:
-        """`count` bytes were written to the beginning of `room()`."""
         self._end += count
 
     def next(self) -> tuple[Frame, memoryview] | None:
-        """The next frame and its body, or None while it is incomplete. Raises FrameError.
-
-        The body is whole, except that of a CHUNK (see the module): its missing bytes are the carrier's to read.
-        """
+        """Return the next frame and its body, or None. Raise FrameError. Only a CHUNK may be incomplete."""
         start = self._start
         frame = self._pending
         if frame is None:
@@ -283,12 +253,11 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that arrived and are not part of a frame handed out: not 0 at the end of a stream means it was cut."""
+        """Not 0 at the end of a stream: it was cut."""
         return self._end - self._start
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory held."""
         return len(self._view)
 
     def _incomplete(self, frame: Frame) -> tuple[Frame, memoryview] | None:
@@ -300,7 +269,7 @@ class FrameReader:
         return frame, arrived
 
     def _make_room(self) -> None:
-        """Move what is there to the front; if that frees too little, the buffer is full of arrived bytes: double it."""
+        """Move the held bytes to the front, or double the buffer if that frees too little."""
         held = self._end - self._start
         if len(self._view) - held < _LEAST_ROOM_BYTES and len(self._view) < MAX_BUFFER_BYTES:
             self._resize(min(2 * len(self._view), MAX_BUFFER_BYTES))
@@ -309,7 +278,7 @@ class FrameReader:
         self._start, self._end = 0, held
 
     def _resize(self, size: int) -> None:
-        # The old buffer lives on as long as somebody still holds a view of it; nothing is resized in place.
+        # A new buffer, because others may hold views of the old one.
         held = self._end - self._start
         view = memoryview(bytearray(size))
         view[:held] = self._view[self._start : self._end]

@@ -1,12 +1,8 @@
-"""The first thing each side says: which protocol it speaks, who it is, what it can.
+"""The hello, which each side of a connection sends first: protocol version, node id, role, capabilities.
 
-Law: the version comes first and is read before anything else, so two versions that understand nothing of each other
-still find out that this is the reason. It therefore stands outside the encoding that may change: two bytes of magic,
-two of version, then a MessagePack struct that only nodes of this version interpret. A peer whose frames are of another
-version never gets so far: its first header is refused with FrameError, field "version", which names it as well.
-
-Every message of the join line starts with the same prefix (see `joining`): a refusal by a seed of another version is
-recognised as one, although nothing else of it can be read.
+The version is outside the encoding that may change: two bytes of magic, two of version, then MessagePack. So two
+versions that understand nothing else still detect the mismatch. Join messages have the same prefix, so a refusal by a
+seed of another version is recognised. Another frame version fails earlier, with a FrameError.
 """
 
 from __future__ import annotations
@@ -20,8 +16,7 @@ from nexar.errors import VersionMismatch
 from nexar.security.proof import NONCE_BYTES
 
 PROTOCOL_VERSION: Final = 2
-MAX_HELLO_BYTES: Final = 4 << 10
-"""All that a stranger may say before it has authenticated."""
+MAX_HELLO_BYTES: Final = 4 << 10  # all that an unauthenticated peer may send in one message
 MAX_CAPABILITIES: Final = 64
 _MAX_CAPABILITY_CHARACTERS: Final = 64
 
@@ -32,21 +27,20 @@ Role: TypeAlias = Literal["member", "candidate", "seed", "launcher", "onlooker"]
 
 
 class HandshakeError(ValueError):
-    """Bytes that are not what may be said before two nodes know each other: no hello, no join message."""
+    """The bytes are not a valid hello or join message."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Who dials, or answers."""
+    """Identity, role and capabilities of the dialer or the answerer."""
 
     node: int
     role: Role
     capabilities: frozenset[str] = frozenset()
-    """Transports, native package, features. Each pair uses what both have."""
+    """Transports, native package, features. Each pair uses those that both have."""
     nonce: bytes = b""
-    """What the answer's proof must cover. Those who want to join bring NONCE_BYTES; for the others it may be empty."""
+    """The answer's proof covers it. NONCE_BYTES long for joining roles; otherwise it may be empty."""
 
     def common(self, other: Hello) -> frozenset[str]:
-        """What both sides can do."""
         return self.capabilities & other.capabilities
 
 
@@ -55,12 +49,12 @@ _decoder: Final = msgspec.msgpack.Decoder(Hello)
 
 
 def encode_hello(hello: Hello, version: int = PROTOCOL_VERSION) -> bytes:
-    """The body of a HELLO frame. HandshakeError if it is larger than a stranger may send."""
+    """Return the body of a HELLO frame. Raise HandshakeError if it exceeds MAX_HELLO_BYTES."""
     return add_prefix(_encoder.encode(hello), MAX_HELLO_BYTES, version)
 
 
 def decode_hello(body: bytes | bytearray | memoryview) -> Hello:
-    """The hello. VersionMismatch names both versions; HandshakeError for bytes that are none."""
+    """Return the hello. Raise VersionMismatch for another protocol version, HandshakeError for invalid bytes."""
     content = strip_prefix(body, MAX_HELLO_BYTES)
     try:
         hello = _decoder.decode(content)
@@ -72,7 +66,7 @@ def decode_hello(body: bytes | bytearray | memoryview) -> Hello:
 
 def _check(hello: Hello) -> None:
     if not 0 <= hello.node < 1 << 64:
-        raise HandshakeError(f"a hello of node {hello.node}; allowed are 64 bits")
+        raise HandshakeError(f"a hello of node {hello.node}; node ids have 64 bits")
     if len(hello.capabilities) > MAX_CAPABILITIES or max(map(len, hello.capabilities), default=0) > (
         _MAX_CAPABILITY_CHARACTERS
     ):
@@ -82,11 +76,11 @@ def _check(hello: Hello) -> None:
         )
     joins = hello.role in ("candidate", "launcher", "onlooker")
     if len(hello.nonce) != NONCE_BYTES and (hello.nonce or joins):
-        raise HandshakeError(f"a hello with a nonce of {len(hello.nonce)} bytes; it has {NONCE_BYTES}")
+        raise HandshakeError(f"a hello with a nonce of {len(hello.nonce)} bytes; expected {NONCE_BYTES}")
 
 
 def add_prefix(content: bytes, limit: int, version: int = PROTOCOL_VERSION) -> bytes:
-    """The content with magic and version in front. HandshakeError if that is more than `limit` bytes."""
+    """Return the content with magic and version in front. Raise HandshakeError if that exceeds `limit` bytes."""
     body = _PREFIX.pack(_MAGIC, version) + content
     if len(body) > limit:
         raise HandshakeError(f"a message of {len(body)} bytes; allowed are {limit}")
@@ -94,7 +88,7 @@ def add_prefix(content: bytes, limit: int, version: int = PROTOCOL_VERSION) -> b
 
 
 def strip_prefix(body: bytes | bytearray | memoryview, limit: int) -> memoryview:
-    """What follows the prefix, once it is known to be of our version. VersionMismatch, HandshakeError."""
+    """Return the content after the prefix. Raise VersionMismatch or, for a bad prefix, HandshakeError."""
     version = version_of(body, limit)
     if version != PROTOCOL_VERSION:
         raise VersionMismatch(ours=PROTOCOL_VERSION, theirs=version)
@@ -102,7 +96,7 @@ def strip_prefix(body: bytes | bytearray | memoryview, limit: int) -> memoryview
 
 
 def version_of(body: bytes | bytearray | memoryview, limit: int = MAX_HELLO_BYTES) -> int:
-    """The protocol version that the sender speaks, whatever the rest of it means."""
+    """Return the sender's protocol version. Raise HandshakeError for a bad prefix or size."""
     if not _PREFIX.size <= len(body) <= limit:
         raise HandshakeError(f"a message of {len(body)} bytes; allowed are {_PREFIX.size} to {limit}")
     magic, version = _PREFIX.unpack_from(body)

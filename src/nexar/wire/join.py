@@ -1,37 +1,37 @@
-"""Join messages: what is said on the join line, in the bodies of CONTROL frames, after the hello.
+"""Join messages: the bodies of CONTROL frames between a seed and a joiner, launcher or observer, after the hello.
 
-    candidate, launcher or onlooker            seed
-    Hello ─────────────────────────────────→
-          ←───────────────────────────────── Challenge    the seed proves that it knows the secret, first
-    Apply, Reserve, Watch ─────────────────→              then the other side does
-          ←───────────────────────────────── Welcome      certificate and authority
-    Ready ─────────────────────────────────→              a candidate shows its certificate: others may dial it
-          ←───────────────────────────────── Current      to who comes after the cluster has formed: whom it will join;
-                                                          again whenever that changes
-    Inquire ───────────────────────────────→              of a candidate that waits for the others
-          ←───────────────────────────────── Progress     who is there, and who was refused
-          ←───────────────────────────────── Committed or FormationFailed
-    Connected or StartFailed ──────────────→              of a member of the first membership: it has its links, or not
-          ←───────────────────────────────── Started      all of them have; else FormationFailed
-    Renew, ChildDied, Leave ───────────────→
-    RunFailed ─────────────────────────────→              of a launcher: one of its children has failed
-          ←───────────────────────────────── RunFailed    to all launchers: the failure that stops the run
-          ←───────────────────────────────── Renewed
-          ←───────────────────────────────── Waiting      to members: who would like to come in
-          ←───────────────────────────────── Died         to members: a hint
-    News ──────────────────────────────────→              a member's bulletin, once a second
-    AreYouThere, Here ←────────────────────→ AreYouThere, Here
-    Word ←─────────────────────────────────→ Word         what members say to one another when they agree on something
-    Look ──────────────────────────────────→              of an onlooker, which gets nothing else
-          ←───────────────────────────────── Shown        the answer to Watch, and to each Look
-          ←───────────────────────────────── Refused      at any time; the line is closed behind it
+    candidate, launcher or onlooker                     seed
+    Hello ───────────────────────────────→
+          ←─────────────────────────────── Challenge             the seed proves first that it knows the secret
+    JoinRequest, ReserveRanks, WatchStatus →                     then the other side does
+          ←─────────────────────────────── Welcome               certificate and authority
+    Ready ───────────────────────────────→                       candidate: its certificate is in place; accepts dials
+          ←─────────────────────────────── Current               candidate of a formed cluster: the members, also after
+                                                                 each change
+    FormationQuery ──────────────────────→                       candidate that waits for the others
+          ←─────────────────────────────── FormationProgress     who joined, and who was refused
+          ←─────────────────────────────── Committed or FormationFailed
+    Connected or StartFailed ────────────→                       member of the first membership: has its links, or not
+          ←─────────────────────────────── Started               all of them have; else FormationFailed
+    Renew, ChildDied, Leave ─────────────→
+    RunFailed ───────────────────────────→                       launcher: one of its children failed
+          ←─────────────────────────────── RunFailed             all launchers: the failure that stops the run
+          ←─────────────────────────────── Renewed
+          ←─────────────────────────────── WaitingJoiners        members: who waits to join
+          ←─────────────────────────────── MemberDied            members: a hint
+    StatusUpdate ────────────────────────→                       a member's status report, once a second
+    LivenessQuery, LivenessReply ←───────→ LivenessQuery, LivenessReply
+    SeedPaxosMessage ←───────────────────→ SeedPaxosMessage      Paxos between a member and the seed
+    StatusPageRequest ───────────────────→                       observer (role "onlooker"), which gets nothing else
+          ←─────────────────────────────── StatusPageReply       answer to WatchStatus and each StatusPageRequest
+          ←─────────────────────────────── JoinRefusedMessage    at any time; the seed then closes the connection
 
-Law: every message carries the prefix of `handshake`, so each side can tell another version from nonsense. Within one
-version a tag is the wire format and never used again, and fields may be added with a default; a message that not every
-node of this version knows is only sent to those whose capabilities name it, so an unknown tag is an error here.
+Every message has the prefix of `wire.hello`, so another version is distinguished from invalid bytes. Never reuse a tag,
+and give new fields a default. A message that not every node of this version knows is sent only to nodes whose
+capabilities name it, so an unknown tag is an error.
 
-Law: what comes from a stranger is bounded before it is looked at (`MAX_STRANGER_BYTES`), and each field afterwards.
-Text that is shown to people has no control characters: nobody writes a second line into somebody else's log.
+Messages of unauthenticated peers are bounded before decoding (MAX_UNVERIFIED_BYTES), and so is each field. Text for
+people has no control characters: a peer cannot add a line to another node's log.
 """
 
 from __future__ import annotations
@@ -48,19 +48,14 @@ from nexar.wire.hello import MAX_HELLO_BYTES, PROTOCOL_VERSION, HandshakeError, 
 from nexar.wire.status import StatusPage
 from nexar.wire.text import FEW_LINES, ONE_LINE
 
-MAX_UNVERIFIED_BYTES: Final = MAX_HELLO_BYTES
-"""Of any message, as long as its sender has not proven that it knows the secret."""
-MAX_JOIN_BYTES: Final = 1 << 20
-"""Of any message afterwards."""
-MAX_PAXOS_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)
-"""Of what a Word carries, so that it fits."""
+MAX_UNVERIFIED_BYTES: Final = MAX_HELLO_BYTES  # any message of a sender that has not proven that it knows the secret
+MAX_JOIN_BYTES: Final = 1 << 20  # any message of an authenticated sender
+MAX_PAXOS_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)  # the body of a SeedPaxosMessage, so that it fits into a message
 MAX_STATUS_BYTES: Final = 16 << 10
 MAX_RANKS: Final = 1 << 20
 MAX_ADDRESSES: Final = 64
-MAX_REFUSALS: Final = 256
-"""As many are told to those whose formation failed, the newest."""
-MAX_LISTED: Final = 8
-"""As many ranks and refusals are told to a candidate that asks."""
+MAX_REFUSALS: Final = 256  # the newest refusals that a FormationFailed lists
+MAX_LISTED: Final = 8  # ranks and refusals that a FormationProgress lists
 MAX_REASON_CHARACTERS: Final = 1000
 MAX_CAUSE_CHARACTERS: Final = 64 << 10
 
@@ -83,12 +78,12 @@ Node: TypeAlias = Annotated[int, Meta(ge=1)]
 Host: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255, pattern=ONE_LINE)]
 Scheme: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9+.-]{0,31}\Z")]
 Address: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512, pattern=ONE_LINE)]
+# where a node listens: by transport, the best address first
 Addresses: TypeAlias = Mapping[Scheme, tuple[Address, ...]]
-"""Where a node listens: by transport, the best first."""
 
 
 def count_addresses(addresses: Addresses) -> int:
-    """Of all schemes together. ValueError if a node has more than MAX_ADDRESSES."""
+    """Return the number of addresses of all schemes. Raise ValueError if a node has more than MAX_ADDRESSES."""
     count = sum(map(len, addresses.values()))
     if count > MAX_ADDRESSES or len(addresses) > MAX_ADDRESSES:
         raise ValueError(f"a node with {max(count, len(addresses))} addresses; allowed are {MAX_ADDRESSES}")
@@ -96,111 +91,110 @@ def count_addresses(addresses: Addresses) -> int:
 
 
 def check_node(node: int) -> int:
-    """`node` itself if it can be the id of one: 64 bits, not 0. ValueError otherwise."""
+    """Return `node`. Raise ValueError if it is not a node id: 64 bits, not 0."""
     if not 1 <= node <= MAX_NODE:
         raise ValueError(f"{node} is not the id of a node: 1 to 2**64-1")
     return node
 
 
-class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
-    """What all join messages share."""
+class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True): ...
 
 
 class Challenge(_Base, frozen=True, tag="challenge"):
-    """The seed's answer to a hello. The proof covers both nonces, and is checked before anything else is said."""
+    """The seed's answer to a hello. The proof covers both nonces; the joiner checks it before it sends more."""
 
     nonce: _Nonce
     proof: _Proof
 
 
 class JoinRequest(_Base, frozen=True, tag="apply"):
-    """A candidate wants to become a member."""
+    """A candidate asks to become a member."""
 
     proof: _Proof
     request: _Request
-    """Certificate signing request, DER. The key stays where it was made."""
+    """Certificate signing request, DER. The private key never leaves the candidate."""
     host: Host
     addresses: Addresses
     rank: _Rank | None = None
-    """The rank that its environment gave it, or None: any."""
+    """The rank from its environment; None for any."""
     launcher: Annotated[int, Meta(ge=0)] = 0
-    """Who started it, if that is known to the seed; 0: nobody."""
+    """The launcher that started it; 0 if the seed knows of none."""
     epoch: _Epoch = 0
-    """Of the membership that it is in already, and lost its line; 0: of none."""
+    """Epoch of its membership, if a member reconnects; 0 for a new node."""
     size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0
-    """How many ranks the world has, as its environment says; 0: its environment does not say."""
+    """World size from its environment; 0 if not set."""
     clock: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
-    """Seconds since 1970 on its clock; 0: it did not say."""
+    """Seconds since 1970 on its clock; 0 if not given."""
     settings: Annotated[Mapping[_SettingName, _SettingText], Meta(max_length=64)] = {}
-    """Those that must be the same on every rank, by name of the field of Config."""
+    """Settings that must be equal on all ranks, by field name of Config."""
     confirms: bool = False
-    """It will say Connected or StartFailed when it is in the first membership, and waits for Started."""
+    """It sends Connected or StartFailed as a member of the first membership, and waits for Started."""
 
     def __post_init__(self) -> None:
-        """Called on the way in as well: the counts that no single field shows."""
+        """Check the totals that single fields do not bound. Decoding calls it too."""
         count_addresses(self.addresses)
         check_node(self.launcher or 1)
 
 
 class ReserveRanks(_Base, frozen=True, tag="reserve"):
-    """A launcher wants a block of ranks for the children it is about to start."""
+    """A launcher asks for a block of ranks for its children."""
 
     proof: _Proof
     request: _Request
     host: Host
     count: _Count
     first_rank: _Rank | None = None
-    """Where the block must begin, or None: the lowest place that is free."""
+    """First rank of the block; None for the lowest free one."""
     epoch: _Epoch = 0
-    """Of a membership that its children form already, and it lost its line; 0: of none."""
+    """Epoch of its children's membership, if the launcher reconnects; 0 otherwise."""
 
 
 class Welcome(_Base, frozen=True, tag="welcome"):
-    """The seed has let the other side in. The membership follows when everybody is there."""
+    """The seed admits the other side. The membership follows when all are present."""
 
     cluster: Annotated[str, Meta(min_length=1, max_length=64, pattern=ONE_LINE)]
     certificate: _Certificate
     """PEM, for the key of the request."""
     authority: _Certificate
-    """PEM, of the cluster."""
+    """The cluster's authority, PEM."""
     seen_address: Annotated[str, Meta(max_length=512, pattern=ONE_LINE)]
-    """Where this line comes from, as the seed sees it."""
+    """The peer's address as the seed sees it."""
     size: _Count
     first_rank: _Rank | None = None
-    """Of a launcher's block."""
+    """First rank of a launcher's block."""
     group_rank: _Rank | None = None
-    """The place of a launcher among the launchers."""
+    """Index of a launcher among the launchers."""
     elastic: bool = False
-    """The cluster goes on without members that fail, and lets others in."""
+    """The cluster continues without failed members, and admits new ones."""
 
 
 class Ready(_Base, frozen=True, tag="ready"):
-    """A candidate has its certificate in place. Before everybody has, nobody is told whom to dial."""
+    """The candidate's certificate is in place. The seed sends the membership only after all candidates are ready."""
 
 
 class Committed(_Base, frozen=True, tag="committed"):
-    """Everybody is there."""
+    """The committed membership, when all ranks are present or a later joiner is admitted."""
 
     membership: _Encoded
     """As `cluster.membership` encodes it."""
 
 
 class Current(_Base, frozen=True, tag="current"):
-    """Whom a candidate will join that came after the cluster has formed. They decide when; Committed tells."""
+    """The members that a candidate of a formed cluster waits to join. They decide when; Committed follows."""
 
     membership: _Encoded
     """As `cluster.membership` encodes it."""
 
 
 class Connected(_Base, frozen=True, tag="connected"):
-    """A member of the first membership has its links. It waits for Started."""
+    """A member of the first membership has its links and waits for Started."""
 
 
 class StartFailed(_Base, frozen=True, tag="start_failed"):
-    """A member of the first membership cannot make the first communicator."""
+    """A member of the first membership cannot create the first communicator."""
 
     reason: _Lines
-    """Names the pair of ranks, where two of them cannot connect."""
+    """Names the pair of ranks that cannot connect, if that is the cause."""
 
 
 class Started(_Base, frozen=True, tag="started"):
@@ -208,150 +202,150 @@ class Started(_Base, frozen=True, tag="started"):
 
 
 class FormationQuery(_Base, frozen=True, tag="inquire"):
-    """A candidate asks for whom the formation waits. The answer is Progress."""
+    """A candidate asks which ranks are missing. The answer is FormationProgress."""
 
 
 class FormationProgress(_Base, frozen=True, tag="progress"):
-    """For whom the formation waits."""
+    """The ranks that the formation waits for."""
 
     joined: Annotated[int, Meta(ge=0)]
     expected: _Count
     missing: Annotated[tuple[_Rank, ...], Meta(max_length=MAX_LISTED)] = ()
-    """The lowest ranks that nobody has claimed, where all candidates have claimed one."""
+    """The lowest ranks without a candidate, if every candidate claimed a rank."""
     refused: Annotated[Mapping[_Line, _Line], Meta(max_length=MAX_LISTED)] = {}
-    """Who was refused, and why: the newest."""
+    """The newest refusals: peer and reason."""
     reports: bool = True
-    """The hearer is the first of its host: it tells the user, the others need not."""
+    """The receiver is the first of its host and shows this to the user; the others need not."""
 
 
 class FormationFailed(_Base, frozen=True, tag="formation_failed"):
-    """The cluster did not form, or did not start. The line is closed behind it."""
+    """The cluster did not form or did not start. The seed closes the connection after it."""
 
     joined: tuple[_Line, ...]
     expected: _Count
     refused: Annotated[Mapping[_Line, _Line], Meta(max_length=MAX_REFUSALS)]
-    """Who was turned away, and why: the newest."""
+    """The newest refusals: peer and reason."""
     timeout: Annotated[float, Meta(ge=0)]
     refused_count: Annotated[int, Meta(ge=0)] = 0
-    """All of them, also those that are no longer listed."""
+    """Number of all refusals, including those not listed."""
     reason: _Lines = ""
-    """What made it fail; empty: the time was up."""
+    """The cause; empty if the time ran out."""
 
 
 class JoinRefusedMessage(_Base, frozen=True, tag="refused"):
-    """The seed says no, and trying again will not help. The line is closed behind it."""
+    """The seed refuses the join request, and a retry will not help. It closes the connection after it."""
 
     reason: _Lines
     expelled: _Number = 0
-    """The hearer was a member until this epoch, when the others went on without it; 0: that is not the reason."""
+    """Epoch at which the receiver was removed from the membership; 0 if that is not the reason."""
     nobody_left: bool = False
-    """Every member has left or died: nobody is left who could let the hearer in."""
+    """Every member left or died, so no member can admit the receiver."""
 
 
 class Renew(_Base, frozen=True, tag="renew"):
-    """Asks for a certificate that lasts longer, for the same key."""
+    """Asks for a certificate with a later end, for the same key."""
 
     request: _Request
 
 
 class Renewed(_Base, frozen=True, tag="renewed"):
-    """The answer to Renew."""
+    """Answer to Renew."""
 
     certificate: _Certificate
 
 
 class ChildDied(_Base, frozen=True, tag="child_died"):
-    """A launcher saw one of its children end."""
+    """A launcher's child process ended."""
 
     rank: _Rank
     cause: _Cause
-    """For people; with the child's traceback, if it left one."""
+    """For people; includes the child's traceback if it left one."""
     well: bool = False
-    """It ended as it should. That is news only while the cluster forms: it will never come."""
+    """It exited normally. That matters only while the cluster forms: the rank will never join."""
 
 
 class RunFailed(_Base, frozen=True, tag="run_failed"):
-    """A rank failed, and the run stops on all hosts. A launcher reports its child; the seed tells all launchers which
-    failure was the first.
+    """A rank failed, and the run stops on all hosts. A launcher reports its child; the seed sends the first failure to
+    all launchers.
     """
 
     rank: _Rank
     cause: _Line
-    """How it ended, for people."""
+    """How the rank ended, for people."""
     code: Annotated[int, Meta(ge=1, le=255)]
     """Exit code of every launcher of this run."""
     consequence: bool = False
-    """The rank failed because another one was gone."""
+    """The rank failed because it lost another rank."""
     host: Annotated[str, Meta(max_length=255, pattern=ONE_LINE)] = ""
     """Name of the host where the rank ran."""
 
 
 class Leave(_Base, frozen=True, tag="leave"):
-    """The sender leaves of its own will. The line is closed behind it."""
+    """The sender leaves intentionally and closes the connection."""
 
     reason: _Line = ""
 
 
 class SeedPaxosMessage(_Base, frozen=True, tag="word"):
-    """A member and the seed talk about who comes next, as members do among themselves."""
+    """A Paxos message between a member and the seed about the next membership."""
 
     body: Annotated[bytes, Meta(min_length=1, max_length=MAX_PAXOS_BYTES)]
-    """As `wire.messages` encodes it."""
+    """As `wire.control` encodes it."""
 
 
 class MemberDied(_Base, frozen=True, tag="died"):
-    """The seed has heard that a member is gone: from its launcher, or because its line broke. A hint, to be checked."""
+    """The seed knows from a launcher or a broken connection that a member is gone. A hint that members verify."""
 
     node: Node
     epoch: _Epoch
-    """Of the membership in which the seed knows it."""
+    """Epoch of the membership in which the seed knows it."""
     cause: _Cause
 
 
 class LivenessQuery(_Base, frozen=True, tag="are_you_there"):
-    """Somebody says that the other side of this line is gone, or its vote is needed. Answer with Here of the same
-    number.
+    """Asks whether the peer is alive: another node reported it dead, or its vote is needed. The answer is a
+    LivenessReply with the same number.
     """
 
     number: _Number
 
 
 class LivenessReply(_Base, frozen=True, tag="here"):
-    """The answer to AreYouThere."""
+    """Answer to LivenessQuery."""
 
     number: _Number
 
 
 class WaitingJoiners(_Base, frozen=True, tag="waiting"):
-    """All who wait to become members and show their certificates, in the order in which they came."""
+    """All ready candidates that wait to become members, in order of arrival."""
 
     members: Annotated[tuple[_Encoded, ...], Meta(max_length=MAX_RANKS)] = ()
     """Each as `cluster.membership` encodes a member."""
 
 
 class WatchStatus(_Base, frozen=True, tag="watch"):
-    """Somebody wants to see the board, and nothing else."""
+    """An observer authenticates to read the status board."""
 
     proof: _Proof
 
 
 class StatusPageRequest(_Base, frozen=True, tag="look"):
-    """A onlooker asks for a page of the board: the rows from this one on."""
+    """An observer asks for the rows of the status board from `first` on."""
 
     first: _Number = 0
 
 
 class StatusPageReply(_Base, frozen=True, tag="shown"):
-    """The answer to Watch and Look."""
+    """Answer to WatchStatus and StatusPageRequest."""
 
     board: StatusPage
 
 
 class StatusUpdate(_Base, frozen=True, tag="news"):
-    """What a member does. Nobody answers; the newest one counts."""
+    """A member's status report. It has no answer; only the newest counts."""
 
     body: Annotated[bytes, Meta(max_length=MAX_STATUS_BYTES)]
-    """As `wire.bulletin` encodes it."""
+    """As `wire.status` encodes it."""
 
 
 JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
@@ -373,19 +367,14 @@ _decoder: Final[msgspec.msgpack.Decoder[JoinMessage]] = msgspec.msgpack.Decoder(
 
 
 def encode_join(message: JoinMessage, version: int = PROTOCOL_VERSION) -> bytes:
-    """The body of a CONTROL frame on the join line.
-
-    HandshakeError if it is larger than the other side will read at that point of the conversation.
-    """
+    """Return the body of a CONTROL frame. Raise HandshakeError if it exceeds what the receiver accepts then."""
     limit = MAX_UNVERIFIED_BYTES if isinstance(message, _FROM_UNVERIFIED) else MAX_JOIN_BYTES
     return add_prefix(_encoder.encode(message), limit, version)
 
 
 def decode_join(body: bytes | bytearray | memoryview, limit: int) -> JoinMessage:
-    """The message in a CONTROL frame of the join line, if it has at most `limit` bytes.
-
-    `limit` is MAX_STRANGER_BYTES until the sender has proven itself, MAX_JOIN_BYTES afterwards. VersionMismatch names
-    both versions; HandshakeError for bytes that are no message, and for a message that says what cannot be.
+    """Return the join message. Raise VersionMismatch for another protocol version, HandshakeError for bytes that are
+    not a valid message of at most `limit` bytes.
     """
     content = strip_prefix(body, limit)
     try:

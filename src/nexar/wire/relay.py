@@ -1,9 +1,8 @@
-"""What stands in front of a frame that travels over other nodes: its route, and its place in an end-to-end order.
+"""The header of a relayed frame: its route, and its position in an end-to-end order.
 
-The body of a RELAY frame is this header, the route, and what is carried. The route names nodes, never ranks: whatever
-becomes of the membership on the way, nothing can arrive at somebody else. It names every node, both ends included, and
-none twice: so nothing can go round in circles, and how far it has come is its place in the route. The first node is the
-source, the last one the destination.
+A RELAY frame's body is this header, the route and the carried bytes. The route names nodes, never ranks, so a
+membership change cannot redirect it. It lists every node from source to destination, none twice, so a frame cannot
+loop.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from nexar.wire.frame import FrameError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
-MOST_HOPS: Final = 4096
+MAX_HOPS: Final = 4096
 # kind, hops, nodes in the route, number of the link, epoch, sequence, ack
 _LAYOUT: Final = struct.Struct("<BxHHxxIQQQ")
 _HOPS: Final = struct.Struct("<H")
@@ -26,28 +25,28 @@ _NODE: Final = struct.Struct("<Q")
 
 
 class RelayKind(IntEnum):
-    """What is carried. Numbers are the wire format: never reuse one."""
+    """The content of a relayed frame. Numbers are the wire format: never reuse one."""
 
     FRAME = 1  # number `sequence` of the link's frames
-    ACK = 2  # all below `ack` have arrived; `sequence` is 1 in answer to a PROBE
-    PROBE = 3  # what has arrived?
-    BROKEN = 4  # the sender cannot reach the node in the body, which a route of yours names behind it
-    RESET = 5  # the link is over on this side; the body says why
+    ACK = 2  # all frames below `ack` have arrived; `sequence` is 1 in answer to a PROBE
+    PROBE = 3  # asks which frames have arrived
+    BROKEN = 4  # the sender cannot reach the node in the body, which follows it in your route
+    RESET = 5  # the link is over on this side; the body is the reason
 
 
 class RelayHeader(NamedTuple):
-    """See the module."""
+    """The decoded header of a relayed frame."""
 
     kind: int
     hops: int
-    """How many hops it has travelled when it arrives: the receiver is `route[hops]`."""
+    """Hops travelled when it arrives: the receiver is `route[hops]`."""
     number: int
-    """Which link of the two ends it belongs to."""
+    """Number of the link between the two ends."""
     epoch: int
-    """Of the source's membership."""
+    """Epoch of the source's membership."""
     sequence: int
     ack: int
-    """The source has everything below this number."""
+    """The source has received every frame below this number."""
     route: tuple[NodeId, ...]
 
     @property
@@ -59,49 +58,48 @@ class RelayHeader(NamedTuple):
         return self.route[-1]
 
     @property
-    def is_there(self) -> bool:
-        """Whether this is its destination."""
+    def is_at_destination(self) -> bool:
         return self.hops == len(self.route) - 1
 
 
 def encode_relay(header: RelayHeader) -> bytes:
-    """The bytes in front of what is carried."""
+    """Return the bytes in front of the carried frame."""
     kind, hops, number, epoch, sequence, ack, route = header
     return _LAYOUT.pack(kind, hops, len(route), number, epoch, sequence, ack) + struct.pack(f"<{len(route)}Q", *route)
 
 
 def decode_relay(body: Bytes) -> tuple[RelayHeader, memoryview]:
-    """The header, and what is carried. Raises FrameError: too short, or a route that is none.
+    """Return the header and the carried bytes. Raise FrameError for a short body or an invalid route.
 
-    Unknown kinds pass: dropping them is the destination's decision.
+    Unknown kinds pass: the destination drops them.
     """
     view = memoryview(body)
     if len(view) < _LAYOUT.size:
         raise FrameError("body", len(view), f"at least {_LAYOUT.size} bytes of a relayed frame")
     kind, hops, nodes, number, epoch, sequence, ack = _LAYOUT.unpack_from(view)
     end = _LAYOUT.size + 8 * nodes
-    if not 2 <= nodes <= MOST_HOPS + 1 or end > len(view):
-        raise FrameError("route", nodes, f"2 to {MOST_HOPS + 1} nodes, all of them in the body")
+    if not 2 <= nodes <= MAX_HOPS + 1 or end > len(view):
+        raise FrameError("route", nodes, f"2 to {MAX_HOPS + 1} nodes, all of them in the body")
     route = struct.unpack_from(f"<{nodes}Q", view, _LAYOUT.size)
     if not 1 <= hops < nodes:
         raise FrameError("hops", hops, f"1 to {nodes - 1} on a route of {nodes} nodes")
     if len(set(route)) != nodes:
-        raise FrameError("route", nodes, "nodes that are all different, or it would go round in circles")
+        raise FrameError("route", nodes, "no node twice")
     return RelayHeader(kind, hops, number, epoch, sequence, ack, route), view[end:]
 
 
 def advance(body: bytearray, hops: int) -> None:
-    """The same body, one hop on: it has travelled `hops` when it arrives next."""
+    """Set the hop count in the body."""
     _HOPS.pack_into(body, _HOPS_AT, hops)
 
 
 def encode_node(node: NodeId) -> bytes:
-    """The body of BROKEN."""
+    """Return the body of BROKEN."""
     return _NODE.pack(node)
 
 
 def decode_node(body: Bytes) -> NodeId:
-    """The node that BROKEN names. Raises FrameError."""
+    """Return the node that a BROKEN names. Raise FrameError for a body of another size."""
     if len(body) != _NODE.size:
-        raise FrameError("body", len(body), f"the {_NODE.size} bytes of a node")
+        raise FrameError("body", len(body), f"{_NODE.size} bytes, the id of a node")
     return int(_NODE.unpack_from(body)[0])

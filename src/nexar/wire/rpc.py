@@ -1,8 +1,7 @@
-"""Bodies of remote calls and of their answers: bytes ⇄ meaning.
+"""Bodies of remote calls and their answers.
 
-A body is a head, the sizes of its pieces, a text (the function's name, or what went wrong), and the pieces, which are
-an encoded value. More than one piece means large arrays: then each begins at an aligned place, so that it can be used
-where it lies.
+A body is a head, the sizes of its pieces, a text (the function's name, or an error) and the pieces of an encoded value.
+More than one piece means large arrays; each then starts aligned, so that it can be used in place.
 """
 
 from __future__ import annotations
@@ -14,71 +13,68 @@ from typing import Final, NamedTuple
 
 from nexar.arrays.views import allocate, copy
 
-MAX_BODY_BYTES: Final = 256 << 20
-"""Of a call, and of an answer."""
+MAX_BODY_BYTES: Final = 256 << 20  # of a call or an answer
 MAX_TEXT_BYTES: Final = 64 << 10
-MAX_IDENTIFIER: Final = 65535
-"""Of a function that is called by number."""
+MAX_IDENTIFIER: Final = 65535  # the largest number of a function that is called by number
 
 _HEAD: Final = struct.Struct("<BBxxIIId")  # what, pickled | number, bytes of text, pieces | seconds
 _ALIGNMENT: Final = 64
 
 
 class BodyKind(IntEnum):
-    """What a body is. Numbers are the wire format: never reuse one."""
+    """The kind of a body. Numbers are the wire format: never reuse one."""
 
-    CALL = 1  # of the function that the text names
-    CALL_BY_NUMBER = 2  # of the function with this number
-    WITHDRAW = 3  # the caller wants no answer to the call any more
+    CALL = 1  # call the function that the text names
+    CALL_BY_NUMBER = 2  # call the function with this number
+    WITHDRAW = 3  # the caller cancels the call and wants no answer
     RETURNED = 16  # the pieces are the function's result
     RAISED = 17  # the text is the traceback
-    UNKNOWN = 18  # there is no such function; the text lists those there are, a line each
-    OVERLOADED = 19  # as many calls as `number` says run already
-    CANCELLED = 20  # the text says why
-    EXPIRED = 21  # the call's time was over before the function could begin, or end
+    UNKNOWN = 18  # there is no such function; the text lists the existing ones, one per line
+    OVERLOADED = 19  # `number` calls already run, which is the limit
+    CANCELLED = 20  # the text is the reason
+    EXPIRED = 21  # the deadline passed before the function began, or ended
 
 
 _CALLS: Final = frozenset((BodyKind.CALL, BodyKind.CALL_BY_NUMBER, BodyKind.WITHDRAW))
 
 
 class Body(NamedTuple):
-    """What one side says to the other."""
+    """The decoded body of a call or an answer."""
 
     what: BodyKind
     text: str = ""
     number: int = 0
     seconds: float = 0.0
-    """How long the caller waits, from when it sent this."""
+    """How long the caller waits, from sending."""
     pickled: bool = False
     pieces: Sequence[memoryview] = ()
 
     @property
     def is_call(self) -> bool:
-        """Or about one; else it is an answer."""
+        """Whether it is a call or its cancellation, not an answer."""
         return self.what in _CALLS
 
     @property
     def function(self) -> str | int:
-        """That is called: its name, or its number."""
         return self.number if self.what == BodyKind.CALL_BY_NUMBER else self.text
 
 
 def call(
     function: str | int, seconds: float, pieces: Sequence[memoryview] = (), *, pickled: bool = False
 ) -> memoryview:
-    """The body of a call, encoded."""
+    """Return the encoded body of a call."""
     if isinstance(function, int):
         return encode(Body(BodyKind.CALL_BY_NUMBER, "", function, seconds, pickled, pieces))
     return encode(Body(BodyKind.CALL, function, 0, seconds, pickled, pieces))
 
 
 def encode(body: Body) -> memoryview:
-    """One row of bytes. ValueError if it is longer than a body may be."""
+    """Return the encoded body. Raise ValueError if it exceeds MAX_BODY_BYTES."""
     text = body.text.encode(errors="replace")[:MAX_TEXT_BYTES]
     sizes = [len(piece) for piece in body.pieces]
     starts, end = _places(len(text), sizes)
     if end > MAX_BODY_BYTES:
-        raise ValueError(f"{end} bytes; {MAX_BODY_BYTES >> 20} MiB are allowed")
+        raise ValueError(f"a body of {end} bytes; allowed are {MAX_BODY_BYTES >> 20} MiB")
     head = _HEAD.pack(body.what, body.pickled, body.number, len(text), len(sizes), body.seconds)
     front = head + struct.pack(f"<{len(sizes)}Q", *sizes) + text
     if len(sizes) <= 1:
@@ -87,16 +83,16 @@ def encode(body: Body) -> memoryview:
     row[: len(front)] = front
     filled = len(front)
     for start, piece in zip(starts, body.pieces, strict=True):
-        row[filled:start] = bytes(start - filled)  # what lay here before is nobody's business
+        row[filled:start] = bytes(start - filled)  # the padding must not reveal old memory
         filled = start + len(piece)
         copy(piece, row[start:filled])
     return row
 
 
 def decode(row: memoryview) -> Body:
-    """The pieces share its memory. ValueError for bytes that are no body."""
+    """Return the body; its pieces share the memory of `row`. Raise ValueError for invalid bytes."""
     if len(row) < _HEAD.size:
-        raise ValueError(f"a body of {len(row)} bytes")
+        raise ValueError(f"a body of {len(row)} bytes is too short")
     what, pickled, number, text_bytes, count, seconds = _HEAD.unpack_from(row)
     if count > (len(row) - _HEAD.size) // 8 or text_bytes > MAX_TEXT_BYTES:
         raise ValueError(f"a body of {len(row)} bytes that announces {count} pieces and a text of {text_bytes} bytes")
@@ -113,7 +109,6 @@ def decode(row: memoryview) -> Body:
 
 
 def _places(text_bytes: int, sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each piece begins, and where the last one ends."""
     end = _HEAD.size + 8 * len(sizes) + text_bytes
     alignment = _ALIGNMENT if len(sizes) > 1 else 1
     starts = []

@@ -380,7 +380,7 @@ class LinkOf:
         self.sidecar = self
         self._where = where
 
-    def could_not_be_opened(self) -> None:
+    def open_failed(self) -> None:
         self._where.failures += 1
 
 

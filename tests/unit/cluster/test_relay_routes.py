@@ -347,9 +347,9 @@ def test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_th
     eventually(lambda: four.linked_to(0, 2).failure is not None, "the loss")
     failure = four.linked_to(0, 2).failure
     assert isinstance(failure, PeerLost)
-    assert "no way is left over other nodes" in failure.cause
+    assert "no route over other nodes is left" in failure.cause
     assert format_node(four.nodes[3].id) in failure.cause or format_node(four.nodes[1].id) in failure.cause
-    assert "no connection of its own came about: cannot connect" in failure.cause
+    assert "the direct connection failed: cannot connect" in failure.cause
 
 
 def test_a_dead_hop_far_away_is_named_too(four: Ring) -> None:
@@ -384,4 +384,4 @@ def test_whoever_has_no_way_to_a_member_lets_it_be_looked_into(four: Ring) -> No
     four.linked_to(0, 3).lose("it is gone")
     ((node, why),) = told
     assert node == four.nodes[2].id
-    assert why.startswith("no way is left over other nodes: node ")
+    assert why.startswith("no route over other nodes is left: node ")

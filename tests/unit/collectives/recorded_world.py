@@ -87,7 +87,7 @@ class Rank:
             count=count, root=root, reduce_op=reduce_op, way=way,
         )  # fmt: skip
         with self.lock:
-            taken = self.matching.mismatch_detector.saw(NODES + source, frame)
+            taken = self.matching.mismatch_detector.check_frame(NODES + source, frame)
         self.router.deferred_io.flush()
         return taken
 

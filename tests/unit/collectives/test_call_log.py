@@ -442,7 +442,7 @@ def test_what_is_said_of_a_call_that_was_taken_is_not_kept() -> None:
         mine.progress_inquiry.declare(entry)
         world.deliver()
         mine.end(entry)
-        assert not world[1].matching.mismatch_detector.is_told_of(sequence)
+        assert not world[1].matching.mismatch_detector.is_announced(sequence)
     assert call_log.take() == 3
 
 

@@ -169,7 +169,7 @@ def test_who_waits_in_a_part_that_a_rank_has_closed_is_told_who(closes_first: bo
             if closes_first:
                 parts[0].close()
             waiting = [pool.submit(wait, part) for part in parts[1:]]
-            while not closes_first and not parts[0]._context.call_log._mismatch_detector.is_told_of(1):
+            while not closes_first and not parts[0]._context.call_log._mismatch_detector.is_announced(1):
                 assert not any(each.done() for each in waiting)
                 time.sleep(0)
             parts[0].close()

@@ -32,7 +32,7 @@ class Scene:
         self.failed: list[Any] = []
         self.lost: Any = None
         link = SimpleNamespace(wake_peer=lambda: self.nudged.append(1))
-        router = SimpleNamespace(tell_of_losses=self._watch)
+        router = SimpleNamespace(on_peer_lost=self._watch)
         facts = {"membership": Membership("test", 1, members), "links": lambda: {1: link}, "router": router}
         call_log = SimpleNamespace(report_mismatch=lambda *each: self.told.append(each))
         self.neighbors = RegionMembers(cast(Group, SimpleNamespace(**facts)), cast(CallLog, call_log), (1, 3))

@@ -61,7 +61,7 @@ class ScriptedOrigin:
         place[:] = data
         self.landed.add(message.frame.transfer)
         with matching.lock:
-            matching.land(message)
+            matching.payload_complete(message)
         matching._deferred_io.flush()
 
 

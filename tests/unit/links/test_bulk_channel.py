@@ -162,7 +162,7 @@ def test_a_message_that_is_being_moved_when_the_sidecar_is_lost_starts_again_whe
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, send = begin(linked, None)
-    origin = linked.to_left._arriving
+    origin = linked.to_left._receiving
     redirect = origin.redirect
 
     def lose_meanwhile(*arguments: object) -> object:

@@ -89,14 +89,14 @@ def test_it_does_not_sleep_when_a_transport_has_news(drive: EventLoop, transport
 def test_in_the_background_it_leaves_when_somebody_follows(drive: EventLoop, transport: Timed) -> None:
     followers: list[Waiter] = []
     transport.tell(lambda: followers.append(Waiter()))
-    drive.until_followed(followers)
+    drive.until_thread_waits(followers)
     assert followers
 
 
 def test_when_stopped_whoever_drives_leaves() -> None:
     sleep = Sleep()
     drive = EventLoop(sleep, [Told(sleep)], 0.0)
-    thread = threading.Thread(target=drive.until_followed, args=([],), daemon=True)
+    thread = threading.Thread(target=drive.until_thread_waits, args=([],), daemon=True)
     thread.start()
     assert sleep.begun.wait(10)
     drive.stop()
@@ -128,7 +128,7 @@ def test_what_the_native_transport_raises_between_two_looks_at_memory_ends_no_wa
     native, memory = Native(sleep), Memory(sleep)
     drive = EventLoop(native, [native, memory], LONG)
     native.tell(lambda: 1 / 0)
-    assert drive._look_again(rounds=1 << 10)
+    assert drive._spin_again(rounds=1 << 10)
     assert not native.todo, "it was not asked"
     assert "ZeroDivisionError" in caplog.text
 
@@ -176,7 +176,7 @@ def test_it_does_not_sleep_when_a_poller_has_news(drive: EventLoop, sleep: Count
 def test_it_looks_again_without_sleeping_while_a_poller_spins(
     sleep: CountedSleep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nexar.links.event_loop._CROWDED", LONG)  # others may need this core, and it would sleep
+    monkeypatch.setattr("nexar.links.event_loop._SLOW_YIELD", LONG)  # others may need this core, and it would sleep
     drive, poller, waiter = EventLoop(sleep, [], 30.0), Looked(), waiting()
     poller.spins = True
     drive.add(poller)
@@ -199,7 +199,7 @@ def test_tasks_run_in_their_order_and_before_it_sleeps(drive: EventLoop, sleep: 
 def test_in_the_background_tasks_run_too(drive: EventLoop) -> None:
     followers: list[Waiter] = []
     drive.run_soon(lambda: followers.append(Waiter()))
-    drive.until_followed(followers)
+    drive.until_thread_waits(followers)
     assert followers
 
 

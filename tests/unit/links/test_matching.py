@@ -607,4 +607,4 @@ def test_a_conversation_is_forgotten_with_its_last_receive() -> None:
     matching.post(None, source=1, space=TAGGED, tag=7)
     arrive(matching, origin, b"2")
     assert not matching._newest_taken
-    assert not matching._follows
+    assert not matching._tracks_taken

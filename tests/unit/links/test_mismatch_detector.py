@@ -27,11 +27,11 @@ class Book:
         self.discarded: list[tuple[int, str]] = []
         self.differences: list[tuple[int, int, CallFacts, CallFacts]] = []
         self.mismatch_detector = MismatchDetector(lambda sequence, reason: self.discarded.append((sequence, reason)))
-        self.mismatch_detector.on_disagreement = lambda *facts: self.differences.append(facts)
+        self.mismatch_detector.on_mismatch = lambda *facts: self.differences.append(facts)
 
     def saw(self, source: int, sequence: int, call: CallFacts, step: int = 0) -> bool:
         operation, dtype, count, root, reduce_op, way = call
-        return self.mismatch_detector.saw(
+        return self.mismatch_detector.check_frame(
             source,
             Frame(
                 kind=int(FrameKind.EAGER), space=int(Space.COLLECTIVE), sequence=sequence, step=step,
@@ -116,7 +116,7 @@ def test_what_is_remembered_of_calls_to_come_is_bounded() -> None:
 def test_frames_that_state_no_call_are_let_in_and_not_remembered() -> None:
     book = Book()
     assert book.saw(7, (1 << 64) - 1, (0, 0, 0, 0, 0, 0))
-    assert not book.mismatch_detector.is_told_of((1 << 64) - 1)
+    assert not book.mismatch_detector.is_announced((1 << 64) - 1)
 
 
 def test_arrivals_are_the_times_of_first_frames() -> None:

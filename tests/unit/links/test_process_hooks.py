@@ -134,13 +134,13 @@ def test_beside_a_debugger_the_signal_comes_again_until_it_finds_its_moment(
     finally:
         sys.settrace(None)
     assert results == ["done"]
-    assert not interrupts._delay.late
+    assert not interrupts._deferred.handlers
 
 
 def test_a_verb_that_is_stuck_can_be_interrupted_after_all(
     interrupts: SignalDeferral, links: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nexar.links.process_hooks._STUCK", 0.05)
+    monkeypatch.setattr("nexar.links.process_hooks._STUCK_AFTER", 0.05)
     interrupts.enter()
     never = threading.Lock()
     never.acquire()
@@ -181,7 +181,7 @@ def test_only_verbs_are_sheltered_and_only_where_they_do_not_block(module: str, 
 def test_a_handler_of_the_user_below_a_frame_of_ours_is_outside() -> None:
     seen: list[bool] = []
     handler = WrappedHandler(signal.SIGINT, lambda *_: seen.append(is_inside(_frame())), lambda *_: None)
-    module_with_verbs("nexar.links.stand_in").verb(lambda: handler.hand_over(None))
+    module_with_verbs("nexar.links.stand_in").verb(lambda: handler.run_wrapped(None))
     assert seen == [False]
 
 

@@ -81,9 +81,9 @@ def test_it_steps_in_at_once_when_asked_and_nobody_leads(stage: Stage, monkeypat
     monkeypatch.setattr(progress, "_TICK", 3600.0)
     made = stage.open()
     assert not stage.sleep.begun.wait(0.01)
-    made.step_in()
+    made.drive_now()
     assert polled(stage)
-    made.step_in()
+    made.drive_now()
     assert polled(stage)
 
 

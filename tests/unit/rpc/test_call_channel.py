@@ -103,7 +103,7 @@ def test_a_large_message_that_is_wanted_is_granted_and_handed_over_when_it_is_wh
     scene.origin.granted[0][:] = b"long"
     assert scene.handler.told == []
     with scene.lock:
-        scene.channel.land(message)
+        scene.channel.payload_complete(message)
     assert scene.handler.told == [("took", NODE, CALL, 9, b"long")]
     assert scene.origin.consumed_count == 1
 

@@ -24,7 +24,7 @@ def test_what_was_encoded_is_decoded(header: RelayHeader, carried: bytes) -> Non
     assert found == header
     assert bytes(rest) == carried
     assert (found.source, found.destination) == (header.route[0], header.route[-1])
-    assert found.is_there == (header.hops == len(header.route) - 1)
+    assert found.is_at_destination == (header.hops == len(header.route) - 1)
 
 
 @given(st.binary(max_size=100))

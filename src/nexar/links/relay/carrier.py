@@ -1,22 +1,14 @@
-"""One relayed carrier's two directions: what is sent, numbered and kept until it is acknowledged; what arrives, put in
-order. No I/O, no lock: both belong to their station's.
+"""RelayedCarrier: a carrier whose frames other nodes forward. No I/O: its relay sends and receives.
 
-Hops are reliable as long as they live; when one dies, what it held is gone, and so may be what was on its way to it. So
-the source keeps what it sent until the destination has it, and sends it again along another route when it hears that a
-hop is gone, or when the destination, asked, says that it does not have it. Only so much is under way at a time. What
-comes twice is dropped, what comes too early is held.
+A hop that dies loses what it holds. So the source keeps a frame until it is acknowledged, and resends it on another
+route when a hop is gone, or a probe shows that it is missing. A window bounds unacknowledged bytes. Duplicates are
+dropped, early frames held.
 
-Lanes   A lower lane leaves first, payloads last, one chunk at a time: numbers are given when a frame leaves, so what
-        is urgent waits for no more than what is under way already.
+Lower lanes go first, payloads last, by chunks. A frame gets its number when it is sent, so an urgent one waits only for
+frames already sent.
 
-Where the payloads of a relayed carrier land. No I/O. Guarded by its station's lock, under which bytes are copied
-too: who holds it knows that no memory is being written.
-
-A carrier whose frames travel over other nodes. To its link it is one like any other: see transport.base.
-
-Its station does the sending, and hands in what has arrived. Everything here changes under the station's lock; sinks are
-called without it, by the driving thread alone. No sink runs after abort() has returned: who delivers holds
-`_delivering` meanwhile and looks first whether the carrier has ended; who aborts ends it first and then waits for that.
+The relay's lock guards everything, also the copying of payloads. The driver calls sinks without it. No sink runs after
+abort(): delivery holds `_delivering` and checks for the end first; abort() ends first and then acquires `_delivering`.
 """
 
 from __future__ import annotations
@@ -31,92 +23,86 @@ from nexar.transport.payload_table import RecentTransfers
 from nexar.types import NodeId, format_node
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, FrameKind, Lane, decode, encode_chunk, encode_finish
 
-WINDOW_BYTES: Final = 1 << 20
-"""Under way at a time, from end to end. One frame always may be, however large."""
+WINDOW_BYTES: Final = 1 << 20  # unacknowledged bytes, end to end; one frame of any size is always allowed
+# The destination acknowledges after this many bytes, when probed, or with other frames.
 ACK_BYTES: Final = WINDOW_BYTES // 4
-"""The destination says what it has after so many bytes; or when it is asked, or has something to say anyway."""
 CHUNK_BYTES: Final = 64 << 10
 _MAX_OUT_OF_ORDER: Final = 4096
 _LANES: Final = len(Lane)
 
 
 class RelaySegment(NamedTuple):
-    """A frame with its number."""
+    """A numbered frame."""
 
     sequence: int
     data: bytes
 
 
 class SendStream:
-    """What this side sends."""
+    """The sending direction."""
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[bytes], ...] = tuple(deque() for _ in range(_LANES))
         self._queued = [0] * _LANES
-        self._payloads: dict[int, tuple[memoryview, int]] = {}  # by transfer: what, and how much of it has left
+        self._payloads: dict[int, tuple[memoryview, int]] = {}  # by transfer: data, and bytes already sent
         self._unacked: deque[RelaySegment] = deque()
         self._unacked_bytes = 0
         self._again: deque[RelaySegment] = deque()
         self._next = 0
-        self._finished = 0  # 1: asked for, 2: it has left
+        self._finished = 0  # 1: requested, 2: sent
         self.frames = 0
         self.frame_bytes = 0
         self.payload_bytes = 0
         self.resent = 0
 
     def put(self, lane: int, data: bytes) -> None:
-        """A frame, header and body."""
         self._lanes[lane].append(data)
         self._queued[lane] += len(data)
         self.frames += 1
         self.frame_bytes += len(data)
 
     def queued_bytes(self, lane: int) -> int:
-        """Frames of this lane that have not left yet."""
         return self._queued[lane]
 
     def lend(self, transfer: int, data: memoryview) -> None:
-        """A payload; its memory is read until it has left, or is withdrawn."""
+        """Read its memory until all is sent, or it is withdrawn."""
         if transfer in self._payloads:
             raise ValueError(f"payload {transfer} is being sent already")
         self._payloads[transfer] = data, 0
 
     def withdraw(self, transfer: int) -> None:
-        """What has left of it has left."""
         self._payloads.pop(transfer, None)
 
     def finish(self) -> None:
-        """Behind everything else: nothing follows."""
         self._finished = self._finished or 1
 
     @property
     def finished(self) -> bool:
-        """Whether it has been asked for."""
+        """Whether finish() was called."""
         return bool(self._finished)
 
     @property
     def has_finished(self) -> bool:
-        """Whether the last word has left."""
+        """Whether the FINISH frame was sent."""
         return self._finished == 2
 
     @property
     def unacked(self) -> int:
-        """How many have left and may not have arrived."""
         return len(self._unacked)
 
     @property
     def is_settled(self) -> bool:
-        """Whether all of it has arrived; of what has finished, all that anybody waits for."""
+        """All has arrived, or the stream is finished."""
         return bool(self._finished) or not (self._unacked or self._payloads or any(self._lanes))
 
     def take(self) -> RelaySegment | None:
-        """What leaves next; None: nothing, or not now."""
+        """Return the next segment; None if there is none, or the window is full."""
         if self._again:
             self.resent += 1
             return self._again.popleft()
         if self._unacked_bytes >= WINDOW_BYTES:
             return None
-        data = self._next_frame() or self._next_chunk() or self._last_word()
+        data = self._next_frame() or self._next_chunk() or self._finish_frame()
         if data is None:
             return None
         segment = RelaySegment(self._next, data)
@@ -126,9 +112,7 @@ class SendStream:
         return segment
 
     def acked(self, ack: int) -> bool:
-        """The destination has everything below this number. True: that is news. A number that has not been given yet
-        is nobody's, and says nothing.
-        """
+        """True if new. An acknowledgement of unused numbers is invalid."""
         if ack > self._next:
             return False
         before = len(self._unacked)
@@ -139,19 +123,15 @@ class SendStream:
         return len(self._unacked) < before
 
     def send_again(self, below: int | None = None) -> None:
-        """Everything that has not been acknowledged, or of that what has a lower number than `below`: in order, before
-        anything new.
-        """
+        """Queue unacknowledged segments (below `below`) again, before new ones."""
         limit = self._next if below is None else below
         self._again = deque(segment for segment in self._unacked if segment.sequence < limit)
 
     @property
     def next(self) -> int:
-        """The number of what leaves next."""
         return self._next
 
     def stop(self) -> None:
-        """Nothing leaves any more, and no memory is read."""
         for lane in self._lanes:
             lane.clear()
         self._queued = [0] * _LANES
@@ -169,7 +149,7 @@ class SendStream:
         return None
 
     def _next_chunk(self) -> bytes | None:
-        """Copied: what is under way must outlive the memory that was lent, or the sender could never have it back."""
+        """Copied, because an unacknowledged chunk outlives the lent memory."""
         transfer = next(iter(self._payloads), None)
         if transfer is None:
             return None
@@ -182,7 +162,7 @@ class SendStream:
         self.payload_bytes += len(piece)
         return encode_chunk(transfer, start, len(piece)) + bytes(piece)
 
-    def _last_word(self) -> bytes | None:
+    def _finish_frame(self) -> bytes | None:
         if self._finished != 1:
             return None
         self._finished = 2
@@ -190,23 +170,22 @@ class SendStream:
 
 
 class ReceiveStream:
-    """What arrives."""
+    """The receiving direction."""
 
     def __init__(self) -> None:
-        self.expected = 0
-        """All below have arrived: what is acknowledged."""
-        self._held: dict[int, bytes] = {}  # came too early
+        self.expected = 0  # all below have arrived and are acknowledged
+        self._held: dict[int, bytes] = {}  # arrived early
         self._held_bytes = 0
-        self._owed = 0  # bytes that arrived since the last acknowledgement
+        self._owed = 0  # bytes since the last acknowledgement
         self.duplicates = 0
         self.frames = 0
         self.bytes = 0
 
     def arrived(self, sequence: int, data: Buffer) -> list[Buffer]:
-        """What can be handed on now, in order. The first may be `data` itself, the others are copies."""
+        """Return the segments next in order: `data` itself first, then copies."""
         if sequence < self.expected or sequence in self._held:
             self.duplicates += 1
-            self._owed = max(self._owed, ACK_BYTES)  # the source does not know yet that it has arrived
+            self._owed = max(self._owed, ACK_BYTES)  # the source does not know that it has arrived
             return []
         if sequence > self.expected:
             self._hold(sequence, bytes(data))
@@ -224,28 +203,26 @@ class ReceiveStream:
         return ready
 
     def _hold(self, sequence: int, data: bytes) -> None:
-        """Within a bound that who keeps to the window never meets; beyond it, it has to be sent again."""
+        """Within a bound that a correct source never reaches."""
         if len(self._held) < _MAX_OUT_OF_ORDER and self._held_bytes < 2 * WINDOW_BYTES:
             self._held[sequence] = data
             self._held_bytes += len(data)
 
     @property
     def owes_ack(self) -> bool:
-        """Whether it is time to say what has arrived."""
         return self._owed >= ACK_BYTES
 
     def ack(self) -> int:
-        """What has arrived, said now."""
         self._owed = 0
         return self.expected
 
 
 class UnexpectedChunk(Exception):
-    """A chunk that nobody waits for: the peer broke the protocol."""
+    """The peer broke the protocol."""
 
 
 class _PayloadTarget:
-    """Of one payload."""
+    """The destination of one payload."""
 
     __slots__ = ("arrived", "into")
 
@@ -255,18 +232,17 @@ class _PayloadTarget:
 
 
 class RelayPayloads:
-    """By transfer."""
+    """The payloads of one carrier, by transfer."""
 
     def __init__(self) -> None:
         self._places: dict[int, _PayloadTarget] = {}
         self._recent_transfers = RecentTransfers()
-        self._discarded = RecentTransfers()  # nobody wants the rest of these
+        self._discarded = RecentTransfers()  # transfers whose remaining chunks are dropped
         self.bytes = 0
 
     def expect(self, transfer: int, into: memoryview) -> None:
-        """See Carrier."""
         if into.readonly:
-            raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
+            raise ValueError(f"payload {transfer} cannot be received into read-only memory")
         if transfer in self._places:
             raise ValueError(f"payload {transfer} is expected already")
         self._places[transfer] = _PayloadTarget(into)
@@ -274,7 +250,6 @@ class RelayPayloads:
         self._discarded.forget(transfer)
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
-        """See Carrier."""
         place = self._places.get(transfer)
         if place is None:
             return Redirected.LANDED if transfer in self._recent_transfers else Redirected.UNKNOWN
@@ -287,12 +262,12 @@ class RelayPayloads:
         return Redirected.MOVED
 
     def take(self, frame: Frame, piece: memoryview) -> bool:
-        """A chunk. True: that was the last byte. Raises Unexpected."""
+        """True if the payload is complete. Raise UnexpectedChunk."""
         place = self._places.get(frame.transfer)
         if place is None:
             if frame.transfer in self._discarded:
                 return False
-            raise UnexpectedChunk(f"payload {frame.transfer} came, but nobody expects it")
+            raise UnexpectedChunk(f"payload {frame.transfer} is not expected")
         stop = place.arrived + len(piece)
         if frame.count != place.arrived or stop > len(place.into):
             raise UnexpectedChunk(
@@ -308,7 +283,6 @@ class RelayPayloads:
         return True
 
     def stop(self) -> None:
-        """No memory is written any more."""
         self._places.clear()
         self._recent_transfers.clear()
         self._discarded.clear()
@@ -321,64 +295,57 @@ _BOTH_FINISHED: Final = "both sides have finished"
 
 
 class RelayDispatcher(Protocol):
-    """What a carrier asks of its station."""
+    """The relay, as carriers see it."""
 
     node: NodeId
     lock: threading.RLock
 
-    def has_news(self, carrier: RelayedCarrier) -> None:
-        """Under the lock: it may have something to send."""
+    def mark_ready(self, carrier: RelayedCarrier) -> None:
+        """It may have frames to send. Under the lock."""
 
     def flush(self) -> None:
-        """Send what can be sent. Without the lock of the station, and without the node's."""
+        """Send what can be sent. Without the relay's lock and the node's."""
 
     def flush_later(self) -> None:
-        """The same for who holds the node's lock: when that is released."""
+        """Flush after the node's lock is released."""
 
     def deliver_later(self, carrier: RelayedCarrier) -> None:
-        """The driving thread shall hand on what has arrived."""
+        """The driver delivers what has arrived."""
 
     def ended(self, carrier: RelayedCarrier, reason: str | None) -> None:
-        """Under the lock: it has. `reason`: tell the peer."""
+        """Under the lock. A `reason` is sent to the peer."""
 
 
 class RelayedCarrier(Carrier):
-    """One end. Made by its station."""
+    """One end. Created by its relay."""
 
     scheme = RELAY
 
     def __init__(self, relay: RelayDispatcher, peer: NodeId, number: int, route: tuple[NodeId, ...]) -> None:
         self.peer = Peer(peer, None, verified=True, address=f"over {format_node(route[1])}")
         self.dialed = relay.node < peer
-        self.number: Final = number
-        """Which link of the two ends it serves."""
-        self.route = route
-        """From this node to the peer. This and what follows: under the lock."""
-        self.avoid: frozenset[NodeId] = frozenset()
-        """Nodes that could not be gone over since the last membership."""
+        self.number: Final = number  # number of the link between the two ends
+        self.route = route  # from this node to the peer; this and the following: under the lock
+        self.avoid: frozenset[NodeId] = frozenset()  # nodes that could not forward since the last membership
+        # Why there is no route: nothing is sent before a direct connection to the peer exists. None if there is a
+        # route.
         self.stranded: str | None = None
-        """Why there is no way: nothing goes before there is a connection to the peer itself. None: there is one."""
-        self.heard_over: tuple[NodeId, ...] | None = None
-        """The way back along which the peer was heard last."""
-        self.probe_at: float | None = None
-        """When to ask what has arrived, if nothing is heard before."""
-        self.probes = 0
-        """Asked in vain."""
+        self.heard_over: tuple[NodeId, ...] | None = None  # the reverse route of the last frame from the peer
+        self.probe_at: float | None = None  # when to probe, if nothing is acknowledged before
+        self.probes = 0  # unanswered probes
         self.outgoing: Final = SendStream()
         self.incoming: Final = ReceiveStream()
-        self.error: CarrierLost | None = None
-        """Why it ended."""
-        self._landings = RelayPayloads()
+        self.error: CarrierLost | None = None  # why it ended
+        self._payload_table = RelayPayloads()
         self._relay = relay
         self._lock = relay.lock
-        self._sink: Sink | None = None  # looked up at every call: a sink may hand over to another
-        self._arrived: deque[Buffer] = deque()  # in order, not handed on yet
+        self._sink: Sink | None = None  # looked up at every call: a sink may be replaced
+        self._arrived: deque[Buffer] = deque()  # in order, not delivered yet
         self._delivering = threading.RLock()
         self._peer_finished = False
 
     @property
     def peer_id(self) -> NodeId:
-        """The node at the other end."""
         return self.peer.node
 
     def attach(self, sink: Sink) -> None:
@@ -395,7 +362,7 @@ class RelayedCarrier(Carrier):
         with self._lock:
             self._check_sending()
             self.outgoing.put(lane, data)
-            self._relay.has_news(self)
+            self._relay.mark_ready(self)
         self._relay.flush()
 
     def queued_bytes(self, lane: Lane) -> int:
@@ -407,25 +374,25 @@ class RelayedCarrier(Carrier):
         with self._lock:
             self._check_sending()
             self.outgoing.lend(transfer, data)
-            self._relay.has_news(self)
+            self._relay.mark_ready(self)
         self._relay.flush_later()
 
     def withdraw_payload(self, transfer: int) -> None:
         with self._lock:
             self._check()
             self.outgoing.withdraw(transfer)
-            self._relay.has_news(self)  # a half-close may have waited behind it
+            self._relay.mark_ready(self)  # a half-close may have waited for it
         self._relay.flush_later()
 
     def finish(self) -> None:
         with self._lock:
             self._check()
             self.outgoing.finish()
-            self._relay.has_news(self)
+            self._relay.mark_ready(self)
         self._relay.flush()
 
     def _check(self) -> None:
-        if self.error is not None:  # a new object each time: one raised twice would carry the first one's frames along
+        if self.error is not None:  # a new object each time: one raised twice would keep the frames of the first
             raise CarrierLost(self.error.kind, self.error.reason)
 
     def _check_sending(self) -> None:
@@ -438,17 +405,17 @@ class RelayedCarrier(Carrier):
     def expect_payload(self, transfer: int, into: memoryview) -> None:
         with self._lock:
             self._check()
-            self._landings.expect(transfer, into)
+            self._payload_table.expect(transfer, into)
 
     def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
         with self._lock:
             self._check()
-            return self._landings.redirect(transfer, into)
+            return self._payload_table.redirect(transfer, into)
 
-    # -- arriving: the driving thread ----------------------------------------------------------------------
+    # -- arrival: the driver thread ----------------------------------------------------------------------
 
     def arrived(self, sequence: int, data: memoryview) -> None:
-        """Something of the peer's has come. Hand on what is next, as far as there is anybody to take it."""
+        """Deliver what is next in order, if a sink is attached."""
         with self._lock:
             if self.error is not None:
                 return
@@ -460,7 +427,6 @@ class RelayedCarrier(Carrier):
         self.deliver()
 
     def deliver(self) -> None:
-        """Hand on what has arrived."""
         with self._delivering:
             while self.error is None and self._sink is not None and self._arrived:
                 try:
@@ -476,10 +442,10 @@ class RelayedCarrier(Carrier):
             raise UnexpectedChunk(f"a frame of {len(data)} bytes")
         frame, body = decode(data, 0), data[HEADER_BYTES:]
         if frame.body != len(body) or frame.kind == _HELLO or self._peer_finished:
-            raise UnexpectedChunk(f"a frame of kind {frame.kind} with {len(body)} bytes where none belongs")
+            raise UnexpectedChunk(f"an unexpected frame of kind {frame.kind} with {len(body)} bytes")
         if frame.kind == _CHUNK:
             with self._lock:
-                whole = self.error is None and self._landings.take(frame, body)
+                whole = self.error is None and self._payload_table.take(frame, body)
             if whole:
                 sink.payload_arrived(self, frame.transfer)
         elif frame.kind == _FINISH:
@@ -491,28 +457,26 @@ class RelayedCarrier(Carrier):
         else:
             sink.frame_arrived(self, frame, body)
 
-    # -- the end -----------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------------
 
     def end_if_finished(self) -> None:
-        """Under the lock: when both have said their last word, there is nothing left to do."""
+        """Both sides have sent FINISH. Under the lock."""
         if self._peer_finished and self.outgoing.has_finished:
             self.end(CarrierLost("closed", _BOTH_FINISHED))
 
     def end(self, error: CarrierLost, tell: str | None = None) -> bool:
-        """Under the lock: no memory is touched any more, nothing goes out. `tell`: the peer is told so. False: it had
-        ended before.
-        """
+        """Touch no memory, send nothing. Under the lock. `tell` goes to the peer. False if ended before."""
         if self.error is not None:
             return False
         self.error = error
         self.outgoing.stop()
-        self._landings.stop()
+        self._payload_table.stop()
         self.probe_at = None
         self._relay.ended(self, tell)
         return True
 
     def fail(self, error: CarrierLost, *, tell: bool = True) -> None:
-        """Driving thread: it is lost, and the sink hears of it. `tell`: the peer too."""
+        """Tell the sink, and with `tell` the peer. Driver thread."""
         with self._lock:
             ended = self.end(error, error.reason if tell else None)
             sink = self._sink
@@ -525,7 +489,7 @@ class RelayedCarrier(Carrier):
         with self._lock:
             self.end(CarrierLost("closed", reason), reason)
         self._relay.flush()
-        self._delivering.acquire()  # whoever is inside a sink leaves first
+        self._delivering.acquire()  # wait for a running sink
         self._delivering.release()
 
     def stats(self) -> dict[str, float]:
@@ -537,7 +501,7 @@ class RelayedCarrier(Carrier):
                 "frames_sent": out.frames,
                 "frames_received": into.frames,
                 "payload_bytes_sent": out.payload_bytes,
-                "payload_bytes_received": self._landings.bytes,
+                "payload_bytes_received": self._payload_table.bytes,
                 "resent": out.resent,
                 "duplicates": into.duplicates,
                 "hops": len(self.route) - 1,

@@ -179,7 +179,7 @@ def test_what_is_discarded_is_not_reported_and_harms_nobody() -> None:
 
 def test_what_nobody_expects_breaks_the_protocol() -> None:
     landings = RelayPayloads()
-    with pytest.raises(UnexpectedChunk, match="nobody expects"):
+    with pytest.raises(UnexpectedChunk, match="payload 1 is not expected"):
         landings.take(chunk(1, 0, 1), memoryview(b"a"))
     landings.expect(1, memoryview(bytearray(2)))
     with pytest.raises(UnexpectedChunk, match="at byte 1"):

@@ -17,7 +17,7 @@ from nexar.errors import PeerLost
 from nexar.links.relay.forwarding import (
     CLASS_BYTES,
     HELD_BYTES,
-    MOST_SOURCES,
+    MAX_SOURCES,
     NOTICE_BYTES,
     RETURN_BYTES,
     Forward,
@@ -177,29 +177,29 @@ def test_room_for_what_never_went_there_is_not_remembered() -> None:
         full.has_taken(hops, 10)
     full.has_taken(1, 2 * CLASS_BYTES)
     assert full.has_room(1)
-    assert not full._under_way
+    assert not full._sent
 
 
 def test_words_of_this_node_s_own_wait_within_a_bound_and_frames_of_others_do_not_count() -> None:
     waits = NeighbourQueue(1)
     waits.put(QueuedFrame(2, bytes(NOTICE_BYTES), hop(2)))
-    assert waits.takes_words
+    assert waits.accepts_notices
     waits.put(QueuedFrame(1, bytes(NOTICE_BYTES), None))
-    assert not waits.takes_words
+    assert not waits.accepts_notices
     waits.link = cast(Any, object())
     while waits.take() is not None:
         continue
-    assert waits.takes_words
+    assert waits.accepts_notices
 
 
 def test_who_invents_sources_keeps_nobody_from_being_remembered() -> None:
     way = hop()
     way.remember((0, 5, 9))
-    for invented in range(MOST_SOURCES + 10):
+    for invented in range(MAX_SOURCES + 10):
         way.remember((0, 6, 1000 + invented))
     way.remember((0, 6, 7))
     assert {(0, 5, 9), (0, 6, 7)} <= set(way.sources)
-    assert len(way.sources) == MOST_SOURCES + 1
+    assert len(way.sources) == MAX_SOURCES + 1
 
 
 def test_who_says_that_it_brings_frames_of_another_does_not_take_its_place() -> None:
@@ -254,7 +254,7 @@ def test_when_no_connection_comes_about_it_is_lost_with_the_hop_and_the_reason(p
     parted.nodes[0].relay.unreachable(3, "and again")
     parted.run()
     (lost,) = parted.nodes[0].ears[3].lost
-    named = r"no way is left over other nodes: node .*, and no connection of its own came about: nobody listens"
+    named = r"no route over other nodes is left: node .*, and the direct connection failed: nobody listens"
     assert re.search(named, lost.reason)
 
 
@@ -354,7 +354,7 @@ def test_who_hears_the_peer_on_a_connection_of_its_own_takes_that_and_sends_agai
         world.step()
     world.dial(0, 3)
     other = world.nodes[3].carriers.get(0) or world.nodes[3].make(0)
-    world.nodes[3].relay._rerouting.straighten(other)
+    world.nodes[3].relay._rerouting.take_direct(other)
     say(other, b"straight")
     world.settle(carrier, other)
     assert carrier.route == (0, 3)
@@ -433,7 +433,7 @@ def test_who_sent_it_is_thanked_when_it_has_gone_on() -> None:
     ways, _, came = relaying()
     step = ways.next()
     assert step is not None
-    assert step.thanks == ReturnedCredit(cast(Any, came.link), 1, RETURN_BYTES)
+    assert step.credit == ReturnedCredit(cast(Any, came.link), 1, RETURN_BYTES)
 
 
 def test_who_sent_what_could_not_go_on_is_thanked_too_and_sources_are_known() -> None:
@@ -443,4 +443,4 @@ def test_who_sent_what_could_not_go_on_is_thanked_too_and_sources_are_known() ->
     assert ways.forget(1) == []
     step = ways.next()
     assert step is not None
-    assert (step.parts, step.thanks) == ((), ReturnedCredit(cast(Any, came.link), 1, RETURN_BYTES))
+    assert (step.parts, step.credit) == ((), ReturnedCredit(cast(Any, came.link), 1, RETURN_BYTES))

@@ -32,27 +32,27 @@ def settling_of(node: Node, needless: int = -1) -> Drain:
 def test_who_has_sent_nothing_has_nothing_to_wait_for() -> None:
     node = SmallWorld(4).nodes[0]
     node.make(2)
-    settling = settling_of(node)
-    assert settling.moves()
-    assert settling.questions() == []
+    drain = settling_of(node)
+    assert drain.moves()
+    assert drain.questions() == []
 
 
 def test_the_peer_is_asked_once_and_again_only_for_more_or_on_another_way() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"first")
-    settling = settling_of(world.nodes[0])
-    assert settling.questions() == [carrier]
-    assert not settling.moves()
-    assert settling.questions() == []
+    drain = settling_of(world.nodes[0])
+    assert drain.questions() == [carrier]
+    assert not drain.moves()
+    assert drain.questions() == []
     say(carrier, b"second")
-    assert settling.questions() == [carrier]
+    assert drain.questions() == [carrier]
     world.cut(0, 1)
-    assert settling.moves()
-    assert settling.questions() == [carrier]
+    assert drain.moves()
+    assert drain.questions() == [carrier]
     world.settle(carrier)
-    assert settling.moves()
-    assert settling.questions() == []
+    assert drain.moves()
+    assert drain.questions() == []
 
 
 def test_one_that_is_stranded_is_waited_for_and_not_asked() -> None:
@@ -62,11 +62,11 @@ def test_one_that_is_stranded_is_waited_for_and_not_asked() -> None:
     say(carrier, b"first")
     world.cut(0, 1)
     world.cut(0, 3)
-    settling = settling_of(world.nodes[0])
-    assert settling.questions() == []
-    assert not settling.moves()
+    drain = settling_of(world.nodes[0])
+    assert drain.questions() == []
+    assert not drain.moves()
     world.dial(0, 2)
-    assert settling.questions() == [carrier]
+    assert drain.questions() == [carrier]
 
 
 def test_what_is_for_who_has_left_or_what_has_finished_is_not_waited_for() -> None:
@@ -89,11 +89,11 @@ def test_what_lies_here_for_others_is_waited_for() -> None:
             frame, body = world.wires[here, there].popleft()
             link: Any = world.nodes[there].links[here]
             world.nodes[there].relay.take(link, frame, memoryview(body))
-    settling = settling_of(world.nodes[1])
-    waits = not settling.moves()
+    drain = settling_of(world.nodes[1])
+    waits = not drain.moves()
     world.run()
     assert waits
-    assert settling.moves()
+    assert drain.moves()
 
 
 def test_a_station_settles_when_all_has_arrived_and_not_before_it() -> None:
@@ -157,7 +157,7 @@ def test_urgent_frames_leave_before_others_that_wait() -> None:
 def test_what_is_not_this_node_s_place_in_the_route_breaks_the_protocol() -> None:
     world = SmallWorld(6)
     for route, hops in (((0, 2, 3), 1), ((5, 1, 2), 1), ((0, 1, 2), 2)):
-        with pytest.raises(FrameError, match="place of this node"):
+        with pytest.raises(FrameError, match="position of this node"):
             arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, hops, 1, 1, 0, 0, route))
 
 
@@ -198,7 +198,7 @@ def test_without_a_way_it_is_lost_and_the_hop_is_named() -> None:
     world.settle(carrier)
     (lost,) = world.nodes[0].ears[3].lost
     assert lost.kind == "peer"
-    assert re.search(r"no way is left over other nodes: node 0+[15] cannot reach 0+[24]", lost.reason)
+    assert re.search(r"no route over other nodes is left: node 0+[15] cannot reach 0+[24]", lost.reason)
 
 
 def test_after_a_change_routes_are_looked_for_anew_and_who_is_no_member_is_lost() -> None:
@@ -214,7 +214,7 @@ def test_after_a_change_routes_are_looked_for_anew_and_who_is_no_member_is_lost(
     world.settle(stays)
     assert (stays.avoid, stays.error) == (frozenset(), None)
     assert world.nodes[2].ears[0].frames == [b"before", b"after"]
-    assert [each.reason for each in world.nodes[0].ears[3].lost] == ["it is no member any more"]
+    assert [each.reason for each in world.nodes[0].ears[3].lost] == ["it is no longer a member"]
 
 
 def test_a_closed_station_ends_its_carriers_without_a_word() -> None:
@@ -423,7 +423,7 @@ def test_a_relayed_frame_that_raises_costs_its_source_the_connection_and_its_bea
     world = SmallWorld(4)
     carrier = world.nodes[2].make(0)
     station = world.nodes[2].relay
-    monkeypatch.setattr(station, "_take_in", broken)
+    monkeypatch.setattr(station, "_handle_frame", broken)
     with caplog.at_level("CRITICAL"):
         arrive(world, 2, 1, RelayHeader(RelayKind.FRAME, 2, 1, 1, 0, 0, (0, 1, 2)), b"x")
     assert station.dropped == 1
@@ -445,7 +445,7 @@ def said(ways: Neighbours) -> bytes:
 
 def test_a_break_is_told_along_the_way_back_with_the_node_beyond_it() -> None:
     _, ways, words = speaker()
-    words.tell_broken((0, 1, 2), 3)
+    words.send_broken((0, 1, 2), 3)
     header, body = decode_relay(said(ways))
     assert (header.kind, header.hops, header.route) == (RelayKind.BROKEN, 1, (0, 1, 2))
     assert decode_node(body) == 3
@@ -453,7 +453,7 @@ def test_a_break_is_told_along_the_way_back_with_the_node_beyond_it() -> None:
 
 def test_that_a_link_is_over_is_told_with_the_reason_within_a_bound() -> None:
     _, ways, words = speaker()
-    words.tell_over(7, (0, 1, 2), "because " * 1000)
+    words.send_reset(7, (0, 1, 2), "because " * 1000)
     header, body = decode_relay(said(ways))
     assert (header.kind, header.number) == (RelayKind.RESET, 7)
     assert len(body) == 1000
@@ -462,8 +462,8 @@ def test_that_a_link_is_over_is_told_with_the_reason_within_a_bound() -> None:
 def test_a_word_to_the_peer_of_a_carrier_says_what_has_arrived_and_takes_its_route_or_another() -> None:
     world, ways, words = speaker()
     carrier = world.nodes[0].make(2, number=5)
-    words.say(carrier, RelayKind.PROBE, sequence=4)
-    words.say(carrier, RelayKind.ACK, route=(0, 3, 2))
+    words.send(carrier, RelayKind.PROBE, sequence=4)
+    words.send(carrier, RelayKind.ACK, route=(0, 3, 2))
     first, second = (decode_relay(said(ways))[0] for _ in range(2))
     assert (first.kind, first.number, first.sequence, first.ack, first.route) == (RelayKind.PROBE, 5, 4, 0, (0, 1, 2))
     assert second.route == (0, 3, 2)
@@ -471,18 +471,18 @@ def test_a_word_to_the_peer_of_a_carrier_says_what_has_arrived_and_takes_its_rou
 
 def test_where_there_is_no_way_nothing_is_said() -> None:
     _, ways, words = speaker()
-    words.tell_broken((0, 9, 2), 3)
+    words.send_broken((0, 9, 2), 3)
     assert ways.next() is None
 
 
 def test_for_a_neighbour_that_gives_no_room_a_few_words_wait_and_no_more() -> None:
     _, ways, words = speaker()
-    words.tell_broken((0, 1, 2), 3)
+    words.send_broken((0, 1, 2), 3)
     hop = ways.get(1)
     assert hop is not None
     hop.sent(1, 10 * NOTICE_BYTES)
     for _ in range(20_000):
-        words.tell_broken((0, 1, 2), 3)
+        words.send_broken((0, 1, 2), 3)
     assert 1000 < hop.waits < 10_000
     ways.forget(1)
-    assert hop.takes_words
+    assert hop.accepts_notices

@@ -30,6 +30,7 @@ communicator is also one of `comm.start`, which returns a `Request` at once."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _FOR_THE_FEED = {"begin", "put", "end", "join"}  # a subscription's other side
+_FOR_REQUESTS = {"outcome_after", "resolve_error"}  # ErrorResolver, which Communicator implements
 _MENTIONED = "See "  # so begins what a method says of itself that is described elsewhere
 
 
@@ -56,7 +57,7 @@ def _classes() -> Iterator[str]:
     verbs = {
         name for base in (MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMethods) for name in vars(base)
     }
-    yield from _class("Communicator", nexar.Communicator, but=verbs)
+    yield from _class("Communicator", nexar.Communicator, but={*verbs, *_FOR_REQUESTS})
     yield from _class("Communicator: messages", MessageMethods)
     yield from _class("Communicator: collectives", CollectiveMethods)
     yield from _class("Communicator: serving calls", RpcServeMethods)

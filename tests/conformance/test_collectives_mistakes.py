@@ -30,7 +30,7 @@ PARTS: list[tuple[Callable[[Communicator], Any], str]] = [
     (lambda c: c.split(1, 1 << 63), "a key is a whole number of 64 bits"),
     (lambda c: c.group(None), "give the ranks as a list"),  # type: ignore[arg-type]
     (lambda c: c.group(1), "give the ranks as a list"),  # type: ignore[arg-type]
-    (lambda c: c.group([0, 0]), "different ranks"),
+    (lambda c: c.group([0, 0]), "empty or repeats a rank"),
     (lambda c: c.group([5]), "ranks 0 to 2"),
 ]
 MISTAKES: list[tuple[Callable[[Communicator], Any], str]] = [
@@ -81,7 +81,7 @@ MISTAKES: list[tuple[Callable[[Communicator], Any], str]] = [
     (lambda c: c.exclusive_scan(np.ones(3), "avg"), "no identity"),
     (lambda c: c.exclusive_scan(np.ones(3), np.maximum), "no identity"),
     (lambda c: c.all_gather(np.ones(3), out=np.ones((2, 3))), "out="),
-    (lambda c: c.all_reduce_bucketed([np.ones(3)], bucket_bytes=0), "holds nothing"),
+    (lambda c: c.all_reduce_bucketed([np.ones(3)], bucket_bytes=0), "is too small or not a number"),
     (lambda c: c.all_reduce_bucketed([np.ones(3), "a"]), "expected an array, got str"),
     (lambda c: c.all_reduce_bucketed([np.ones(3)], bucket_bytes="a"), "bucket_bytes"),  # type: ignore[arg-type]
     (lambda c: c.broadcast_object(object(), root=c.rank), "cannot be sent|pickle"),

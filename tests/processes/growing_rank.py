@@ -146,7 +146,7 @@ def tide(count: str) -> None:
 def doomed(moment: str) -> None:
     """A joiner that dies while the state comes: when it is offered, or when all of it has come."""
     if moment == "offered":
-        state_transfer.StateReceiver._take = die  # type: ignore[method-assign,assignment]
+        state_transfer.StateReceiver._receive = die  # type: ignore[method-assign,assignment]
     else:
         state_transfer.checksum = die  # type: ignore[assignment]
     nexar.init()

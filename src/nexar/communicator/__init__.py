@@ -1,1 +1,1 @@
-"""What the user holds."""
+"""The communicator and its operations."""

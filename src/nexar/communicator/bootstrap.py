@@ -1,9 +1,7 @@
-"""Holds `init()` until every member of the first membership is connected, or raises on each of them.
+"""Start of a node: from settings and an invitation to the first communicator.
 
-A member tells the seed when its first communicator is made, or why it cannot be made. The seed answers all members at
-once: the cluster has started, or it has failed (`cluster.decisions.starting`).
-
-From settings and an invitation to a communicator: node, mesh, worker, presence, world.
+A member tells the seed when its first communicator is made, or why it cannot be made. The seed then sends all members
+the same answer: the cluster has started, or it has failed (`cluster.decisions.starting`).
 """
 
 from __future__ import annotations
@@ -50,12 +48,12 @@ from nexar.wire.control import StateOffer
 from nexar.wire.join import MAX_REASON_CHARACTERS, Connected, FormationFailed, JoinMessage, StartFailed
 from nexar.wire.text import few_lines
 
+# Seconds that a member which cannot start waits for the seed's answer to all members.
 _DECISION_TIMEOUT: Final = 5.0
-"""Seconds that a member which cannot start waits for the answer that the seed sends to every member."""
 
 
 class StartBarrier:
-    """Of one node that is in the first membership. Any thread."""
+    """Holds `init()` until every member of the first membership is connected, or raises on all of them. Any thread."""
 
     def __init__(
         self,
@@ -64,8 +62,8 @@ class StartBarrier:
         interrupt: Callable[[NexarError], None],
         tell: Callable[[JoinMessage], bool],
     ) -> None:
-        """`rank`: of this node. `interrupt` ends the making of the first communicator. It must not block. `tell` sends
-        a message to the seed; False: there is no connection.
+        """`interrupt` ends the making of the first communicator and must not block. `tell` sends to the seed; False:
+        not connected.
         """
         self._membership = membership
         self._rank = rank
@@ -74,17 +72,16 @@ class StartBarrier:
         self._began = time.monotonic()
         self._settled = threading.Event()
         self._lock = threading.Lock()
-        self._failure: NexarError | None = None  # this and the next under the lock, and written once
+        self._failure: NexarError | None = None  # this and the next: under the lock, written once
         self._connected = False
 
-    # -- told by the seed: the thread that listens to it -----------------------------------------------------
+    # -- called by the thread that reads from the seed ---------------------------------------------------------
 
     def started(self) -> None:
-        """Every member is connected."""
         self._settled.set()
 
     def failed(self, error: NexarError) -> None:
-        """The cluster has failed, or this node has no place in it. After the start it is no news."""
+        """The seed reports that the cluster has failed or that this node is not in it. No effect after the start."""
         with self._lock:
             first = self._failure is None and not self._settled.is_set()
             if first:
@@ -94,29 +91,29 @@ class StartBarrier:
             self._interrupt(error)
 
     def seed_back(self) -> None:
-        """There is a new connection to the seed, which may not know yet that this node is connected."""
+        """Repeat `Connected` on a new connection to the seed."""
         with self._lock:
             connected = self._connected and not self._settled.is_set()
         if connected:
             self._tell(Connected())
 
-    # -- the thread that joins -------------------------------------------------------------------------------
+    # -- called by the thread that joins -----------------------------------------------------------------------
 
     def connected(self, deadline: float) -> None:
-        """This node has its links: tell the seed, and wait until every member has them. FormationTimeout, or what
-        `failed` was told. The seed's own deadline comes first, also if that runs slowly (LONGEST), so its answer
-        is there by then, unless it is gone.
+        """Report that this node has its links; block until every member has. Raises FormationTimeout or the error of
+        `failed`.
         """
         with self._lock:
             self._connected = True
         self._tell(Connected())
+        # Later than the seed's own deadline, even if the seed runs slowly (LONGEST): an answer comes unless it is gone.
         until = max(deadline, time.monotonic() + START_TIMEOUT) + GRACE + LONGEST
         if not self._settled.wait(max(0.0, until - time.monotonic())):
-            raise self._error("the seed did not say that every rank is connected: it is gone, or does not answer")
+            raise self._error("the seed did not confirm that every rank is connected: it has ended, or does not answer")
         self._check()
 
     def give_up(self, error: Exception) -> NexarError:
-        """What `init()` raises when this node cannot make the first communicator: what the seed says to all."""
+        """Return the error for `init()` when this node cannot start: the seed's answer to all if it comes in time."""
         self._settle(error)
         with self._lock:
             return self._failure or self._error(self._explain(error))
@@ -133,7 +130,6 @@ class StartBarrier:
                 raise self._failure
 
     def _explain(self, error: Exception) -> str:
-        """Names the pair, where two ranks cannot connect."""
         if not isinstance(error, PeerError) or error.node is None:
             return f"rank {self._rank}: {error}"
         peer = self._membership.rank_of(error.node)
@@ -166,31 +162,29 @@ def bootstrap(
     tell: Tell | None = None,
     tells_for_host: bool = True,
 ) -> Communicator:
-    """Join, and return when everybody is there and can be reached. The caller closes the communicator.
+    """Join a cluster, and return its communicator when all members are connected.
 
-    `rank`, `launcher`, `size`: what whoever started this process said; the cluster must agree. `beside` is told of the
-    node and its communicator before this returns; what it returns is called first when all is closed. `tell`,
-    `tells_for_host`: see Worker.
-    JoinRefused, SeedUnreachable, FormationTimeout, PeerLost; nothing is left behind then. The first communicator of a
-    cluster that forms has all its members, or this raises FormationTimeout on every one of them.
+    `rank`, `launcher`, `size`: as the launcher set them. `beside` is called before this returns; its result is called
+    first on close. Raises JoinRefused, SeedUnreachable, FormationTimeout, PeerLost or UsageError, and leaves nothing
+    behind. If the cluster forms now, either every member returns or every member raises FormationTimeout.
     """
     deadline = time.monotonic() + config.formation_timeout
     with ExitStack() as undo:
         node = undo.enter_context(Node(config))
-        undo.push(_Reason(node))
+        undo.push(_NodeFailure(node))
         mesh, board = open_mesh(node)
         undo.callback(mesh.close)
         receiver = StateReceiver(node, mesh)
         board.connect(receiver.offered, StateOffer)
-        place = RankRequest(rank, launcher, size=size or 0, confirms=True)
+        request = RankRequest(rank, launcher, size=size or 0, confirms=True)
         timeout, join_timeout = config.formation_timeout, config.join_timeout
         worker = JoinClient(
             node, invitation, timeout=timeout, join_timeout=join_timeout, tell=tell, tells_for_host=tells_for_host
         )
-        joined = worker.join(place, mesh.adopt)
+        joined = worker.join(request, mesh.adopt)
         runtime = NodeRuntime(node, mesh, board, joined.membership)
         runtime.state = receiver.state
-        session = _open_seed_session(runtime, invitation, place, joined)
+        session = _open_seed_session(runtime, invitation, request, joined)
         start_barrier = _start_barrier(runtime, joined, session.send) if joined.membership.epoch == 1 else None
         runtime.send_to_seed = session.say
         runtime.seed_answers = session.answers
@@ -201,7 +195,7 @@ def bootstrap(
         else:
             deadline = deadline_after(config.recovery_timeout)
         mesh.adopt(joined.membership)
-        # The seed may tell at once of nodes that wait to join: only a mesh with members expects them.
+        # After adopt(): the seed may report joiners at once, and only a mesh with members expects them.
         session.start(_seed_callbacks(runtime, start_barrier, joined.connection.address))
         ends = ExitStack()
         runtime.successors.wrap = communicator_factory(runtime, ends.close)
@@ -209,7 +203,7 @@ def bootstrap(
         if start_barrier is None:
             world = begin_world(runtime, joined.membership, deadline)
         else:
-            deadline = max(deadline, time.monotonic() + START_TIMEOUT)  # as the seed has
+            deadline = max(deadline, time.monotonic() + START_TIMEOUT)  # the seed's own deadline
             awaited = partial(describe_start, joined.membership, node.id, mesh, deadline)
             with WaitNotice(tell if tells_for_host else None, awaited):
                 world = start_world(runtime.successors, joined.membership, start_barrier, deadline)
@@ -220,12 +214,11 @@ def bootstrap(
 
 
 def _ignore_node(_: NodeRuntime, __: Communicator) -> Callable[[], None]:
-    """Nobody wants to know of the node."""
     return lambda: None
 
 
 def describe_start(membership: Membership, me: NodeId, mesh: Mesh, deadline: float) -> str:
-    """What `init()` waits for after the first membership is committed. Names the pairs that this rank is missing."""
+    """Describe what `init()` waits for, with the missing connections of this rank."""
     awaited = f"waiting until all {membership.size} ranks are connected"
     rank = membership.rank_of(me)
     missing = [
@@ -235,14 +228,13 @@ def describe_start(membership: Membership, me: NodeId, mesh: Mesh, deadline: flo
     return "; ".join([awaited, *missing]) + seconds_left(deadline)
 
 
-class _Reason:
-    """Leaving with an error: where the node was broken meanwhile, that is why, whatever the waits made of it."""
+class _NodeFailure:
+    """Raises the node's own failure, which is the cause, instead of a following error."""
 
     def __init__(self, node: Node) -> None:
         self._progress = node.progress
 
-    def __enter__(self) -> None:
-        """Nothing to do."""
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
@@ -250,7 +242,7 @@ class _Reason:
 
 
 def open_mesh(node: Node) -> tuple[Mesh, ControlChannel]:
-    """A mesh whose control messages arrive at the switchboard."""
+    """Return a mesh and the control channel that receives its messages."""
     board = ControlChannel()
     mesh = Mesh(node, on_control=board.control, on_lost=board.lost)
     board.rest = mesh.router.notices.arrived
@@ -259,8 +251,8 @@ def open_mesh(node: Node) -> tuple[Mesh, ControlChannel]:
 
 
 def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Callable[[Generation], Communicator]:
-    """What makes communicators of branches: closing the world's leaves the cluster, closing another is local, and only
-    who waits in it for this node hears of it.
+    """Return the function that wraps a generation. Closing the world's communicator leaves the cluster. Closing another
+    is local; only members that wait in it for this node are notified.
     """
 
     def close_part(generation: Generation) -> None:
@@ -269,8 +261,8 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
         runtime.successors.forget(generation)
 
     def drop_part(generation: Generation) -> None:
-        """Its user has dropped it. The collector may run this while the thread holds any lock, and closing may wait: so
-        it is handed over, to a thread of its own.
+        """Close what the user dropped. The garbage collector calls this under any lock, and closing may block: a thread
+        does it.
         """
         run_in_thread = runtime.node.dialer.run_in_thread
         runtime.node.progress.run_soon(partial(run_in_thread, partial(close_part, generation)))
@@ -280,7 +272,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
             return Communicator(generation, runtime, leave)
         part = Communicator(generation, runtime, partial(close_part, generation))
         dropped = finalize(part, drop_part, generation)
-        dropped.atexit = False  # then the node closes with all that it has
+        dropped.atexit = False  # the node closes all its communicators at exit
         generation.when_closed.append(dropped.detach)
         return part
 
@@ -288,8 +280,8 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
 
 
 def catch_up(runtime: NodeRuntime, joined: JoinedCluster) -> None:
-    """Who became a member before it heard so may have been told a membership that the others' world does not begin
-    with: one that somebody left quietly. So all of them, and this node, begin with the next.
+    """Renew the world if this node was not notified that it became a member: its membership may be older than the one
+    with which the others' world begins.
     """
     if joined.again and joined.membership.epoch > 1:
         runtime.successors.renew((WORLD,), 0)
@@ -298,8 +290,8 @@ def catch_up(runtime: NodeRuntime, joined: JoinedCluster) -> None:
 def start_world(
     successors: Successors, membership: Membership, start_barrier: StartBarrier, deadline: float
 ) -> Generation:
-    """The first communicator of a cluster that forms, with every member of it, when all of them have made it. Raises
-    FormationTimeout on every member, or what else the gate was told, if one of them cannot, or is lost.
+    """Return the first communicator of a forming cluster when every member has made it. Otherwise every member
+    raises.
     """
     try:
         world = successors.begin(membership, WORLD, deadline)
@@ -310,9 +302,8 @@ def start_world(
 
 
 def begin_world(runtime: NodeRuntime, membership: Membership, deadline: float) -> Generation:
-    """The first communicator of a node that joins a cluster which has formed. Whoever dies while it is made is removed
-    like anybody else, under the automatic policy, and the others begin with the next membership. So does who finds that
-    a change has come first.
+    """Return the first communicator of a node that joins a formed cluster. Retries with the next membership after a
+    change, or, under the automatic policy, after the loss of a member.
     """
     completed, config = NEWCOMER, runtime.node.config
     while True:
@@ -323,13 +314,13 @@ def begin_world(runtime: NodeRuntime, membership: Membership, deadline: float) -
                 raise
             if isinstance(error, PeerLost) and error.node is not None:
                 runtime.successors.need(WORLD, membership, error.node, error.cause)
-            patience = min(config.recovery_timeout, max(0.0, deadline - time.monotonic()))
-            later = runtime.successors.wait_for_following(WORLD, membership, time.monotonic() + patience)
+            seconds = min(config.recovery_timeout, max(0.0, deadline - time.monotonic()))
+            later = runtime.successors.wait_for_following(WORLD, membership, time.monotonic() + seconds)
             if later is None:
                 raise
             completed = CompletedCalls(
                 membership.epoch, NOTHING
-            )  # others may have had that one, and called something on it
+            )  # other members may have completed calls on that generation
             membership = later
             deadline = max(deadline, deadline_after(config.recovery_timeout))
 
@@ -341,25 +332,24 @@ def _start_barrier(runtime: NodeRuntime, joined: JoinedCluster, tell: Callable[[
 
     def interrupt(error: NexarError) -> None:
         runtime.successors.end_all(lambda _: error)
-        runtime.node.cancel_token.make()  # who opens links for it waits in dials
+        runtime.node.cancel_token.make()  # dials that open links for it
 
     return StartBarrier(joined.membership, rank, interrupt, tell)
 
 
 def _open_seed_session(
-    runtime: NodeRuntime, invitation: Invitation, place: RankRequest, joined: JoinedCluster
+    runtime: NodeRuntime, invitation: Invitation, request: RankRequest, joined: JoinedCluster
 ) -> SeedSession:
     node = runtime.node
 
-    def knock() -> JoinConnection:
-        now = replace(place, epoch=runtime.membership_service.membership.epoch)
+    def rejoin() -> JoinConnection:
+        now = replace(request, epoch=runtime.membership_service.membership.epoch)
         return JoinClient(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).connection
 
-    return SeedSession(node, joined.connection, joined.welcome, knock, news=runtime.bulletin)
+    return SeedSession(node, joined.connection, joined.welcome, rejoin, news=runtime.status_report)
 
 
 def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None, seed: str) -> SeedCallbacks:
-    """`gate`: of a cluster that forms."""
     listeners = SeedCallbacks(
         on_word=runtime.seed_message,
         on_died=runtime.seed_reported_dead,
@@ -372,8 +362,6 @@ def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None, se
 
 
 def _through_start_barrier(start_barrier: StartBarrier, seed: str, listeners: SeedCallbacks) -> SeedCallbacks:
-    """What concerns the start of the cluster is told to the gate as well."""
-
     def back(epoch: int) -> None:
         listeners.on_back(epoch)
         start_barrier.seed_back()

@@ -1,7 +1,7 @@
-"""Many arrays, fused: fewer and larger operations, each of at most a bucket.
+"""all_reduce_bucketed: many arrays are reduced in few operations, each of at most one bucket.
 
-Arrays of a device are gathered into the memory of their buckets, all of them as the call is made: while the first
-buckets travel, the later ones are copied; and each is scattered when it is done, while the next ones travel.
+Copies from devices start with the call, for all buckets; each bucket is copied back when it is done. So copies overlap
+with the reduction of other buckets.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nexar.communicator.collective_calls import Op
 from nexar.errors import UsageError
 from nexar.types import whole
 
-_IN_FLIGHT: Final = 2  # one is filled or emptied while another travels
+_IN_FLIGHT: Final = 2  # one is filled or emptied while another is reduced
 
 
 class SizedArray(Protocol):
-    """What buckets need to know of an array."""
+    """What `buckets` reads of an array."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -40,18 +40,17 @@ class SizedArray(Protocol):
 
 
 class Bucket(NamedTuple):
-    """Arrays of one dtype that travel together."""
+    """Arrays of one dtype that are reduced together."""
 
+    # indices of the arrays
     members: tuple[int, ...]
-    """Which ones."""
     count: int  # type: ignore[assignment]  # a bucket has no use for a tuple's count()
     dtype: np.dtype[Any]
 
 
 def buckets(arrays: Sequence[SizedArray], limit_bytes: int) -> list[Bucket]:
-    """Each array in one bucket, in order; a bucket holds one dtype, and more than the limit only for a single array.
-
-    Pure: every rank that brings the same dtypes and sizes gets the same buckets.
+    """Assign each array to one bucket, in order. A bucket has one dtype and exceeds the limit only with a single array.
+    Pure: equal dtypes and sizes give equal buckets on every rank.
     """
     filling: dict[np.dtype[Any], list[int]] = {}
     held_bytes: dict[np.dtype[Any], int] = {}
@@ -71,16 +70,13 @@ def buckets(arrays: Sequence[SizedArray], limit_bytes: int) -> list[Bucket]:
 
 
 def memory_for(made: Sequence[Bucket]) -> list[NDArray[Any]]:
-    """A row for each bucket. Those that are in flight together do not overlap; others lie in the same memory, so that
-    the whole takes a few buckets and not as much as all arrays.
-    """
+    """Return an array for each bucket. Buckets in flight together do not overlap; others share memory."""
     sizes = [bucket.count * bucket.dtype.itemsize for bucket in made]
     rooms = [np.empty(max(sizes), np.uint8) for _ in sizes[:_IN_FLIGHT]]
     return [rooms[at % _IN_FLIGHT][:size].view(made[at].dtype) for at, size in enumerate(sizes)]
 
 
 def _rows(memory: Allocations, made: Sequence[Bucket]) -> list[NDArray[Any]]:
-    """As memory_for; placeholders if there is no memory."""
     try:
         return memory_for(made)
     except MemoryError as error:
@@ -97,10 +93,12 @@ def all_reduce_bucketed(
     *,
     commutative: bool,
 ) -> PendingCollective:
-    """In place; the result is the list of arrays. All numbers are taken now, so the order of calls is kept."""
+    """Start the call. Takes all sequence numbers now, so the order of calls is kept."""
     limit = whole(context.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
     if limit is None or limit < 1:
-        raise UsageError(f"bucket_bytes={bucket_bytes!r} holds nothing; give a whole number from 1")
+        raise UsageError(
+            f"bucket_bytes={bucket_bytes!r} is too small or not a number; give a whole number of at least 1"
+        )
     if hasattr(arrays, "dtype"):
         raise UsageError("all_reduce_bucketed takes a list of arrays, and got one array; call all_reduce for it")
     memory = Allocations()
@@ -108,7 +106,7 @@ def all_reduce_bucketed(
     reduction = reduction_of(op, commutative=commutative)
     for each in given:
         check(reduction, _sized(each).dtype)
-    return _Fusion(context, memory, given, reduction, options=options, limit=limit).work()
+    return _BucketedCall(context, memory, given, reduction, options=options, limit=limit).work()
 
 
 def _sized(each: Operand | StagedArray) -> SizedArray:
@@ -116,18 +114,16 @@ def _sized(each: Operand | StagedArray) -> SizedArray:
 
 
 class _HostBucket:
-    """Of arrays that the host sees, or of some that it sees and others."""
+    """Bucket with at least one array in host memory."""
 
     def __init__(self, given: Sequence[Operand | StagedArray], memory: NDArray[Any]) -> None:
         self._operands = [each if isinstance(each, Operand) else adapt(each.value, writable=True) for each in given]
         self.memory = memory
 
     def fill(self) -> None:
-        """Bring the arrays into the bucket."""
         np.concatenate([operand.array.reshape(-1) for operand in self._operands], out=self.memory)
 
     def empty(self) -> None:
-        """Bring them back."""
         start = 0
         for operand in self._operands:
             stop = start + operand.array.size
@@ -137,7 +133,7 @@ class _HostBucket:
 
 
 class _DeviceBucket:
-    """Of arrays of one device. Its memory is its own, since the copies of all buckets are begun at once."""
+    """Bucket of arrays of one device. Owns its memory, because the copies of all buckets start at once."""
 
     def __init__(self, mirrors: Sequence[StagedArray], bucket: Bucket) -> None:
         self._mirrors = mirrors
@@ -145,22 +141,18 @@ class _DeviceBucket:
         self._copying: CopyBatch = gather(mirrors, self.memory)
 
     def fill(self) -> None:
-        """The copies were begun with the call: what is waited for here is only what they take, not what the device
-        was given to do since.
-        """
         self._copying.wait()
 
     def empty(self) -> None:
-        """Begin to bring them back."""
         scatter(self._mirrors, self.memory)
 
-    def is_beside(self, other: _DeviceBucket) -> bool:
-        """Whether the copies of both are done one after the other: they are of one stream."""
-        return _beside(self._mirrors[0], other._mirrors[0])
+    def shares_stream(self, other: _DeviceBucket) -> bool:
+        """Whether both use one stream."""
+        return _same_stream(self._mirrors[0], other._mirrors[0])
 
 
-class _Fusion:
-    """One call."""
+class _BucketedCall:
+    """One call of all_reduce_bucketed."""
 
     def __init__(
         self,
@@ -186,18 +178,17 @@ class _Fusion:
         self._works = [all_reduce(context, bucket.memory, reduction, options) for bucket in self._buckets]
 
     def work(self) -> PendingCollective:
-        """Of all its buckets."""
         work = PendingCollective(self._run(), None, lambda error: error, "all_reduce_bucketed")
-        work.writes = len(self._buckets) > 1  # those of the first ones are there when a later one fails
+        work.writes = len(self._buckets) > 1  # the first buckets are already written when a later one fails
         return work
 
     def _await_devices(self) -> None:
-        """By the thread that makes the call: what it gave a device before comes first there, and takes its time. Who
-        drives the node later, and must not wait, finds copies that are done, or on their way.
+        """Wait, in the calling thread, for the first copy of each stream: earlier work of the device may delay it. The
+        driver, which must not block, then finds copies finished or running.
         """
         first: list[_DeviceBucket] = []
         for bucket in self._buckets:
-            if isinstance(bucket, _DeviceBucket) and not any(bucket.is_beside(each) for each in first):
+            if isinstance(bucket, _DeviceBucket) and not any(bucket.shares_stream(each) for each in first):
                 first.append(bucket)
                 bucket.fill()
 
@@ -227,12 +218,12 @@ class _Fusion:
 
 
 def _of_one_device(members: Sequence[Operand | StagedArray]) -> list[StagedArray] | None:
-    """All of them, if they are: of one adapter, one device and one stream."""
+    """Return the members if all are of one adapter, device and stream; else None."""
     mirrors = [each for each in members if isinstance(each, StagedArray)]
-    return mirrors if len(mirrors) == len(members) and all(_beside(mirrors[0], each) for each in mirrors) else None
+    return mirrors if len(mirrors) == len(members) and all(_same_stream(mirrors[0], each) for each in mirrors) else None
 
 
-def _beside(one: StagedArray, other: StagedArray) -> bool:
+def _same_stream(one: StagedArray, other: StagedArray) -> bool:
     return (
         one.staging is other.staging and one.outline.device == other.outline.device and bool(one.stream == other.stream)
     )

@@ -1,11 +1,8 @@
-"""The user's values as calls of collectives, and their results as the user's values.
+"""Collective calls on the user's arrays. Each function checks its arguments, starts the call and converts the result.
 
-What went in comes out: an array that is worked on in place is returned itself, a new one is of the caller's kind, and
-a number gives a number. Everything is checked before the call takes its sequence number, so that a call that is
-refused here is none, and the other ranks do not wait for it. Missing memory is different: the other ranks make the
-call and need an answer. So the call takes its number and then fails: see nexar.arrays.operand.
-
-The user's arrays as a compressed all_reduce; written to when it has succeeded, and not before.
+An array reduced in place is returned itself; a new array is of the input's kind; a number gives a number. Arguments are
+checked before the call takes its sequence number, so other ranks do not wait for a rejected call. Missing memory fails
+the call only after that, because the other ranks make the call and need an answer (nexar.arrays.operand).
 """
 
 from __future__ import annotations
@@ -23,14 +20,10 @@ from nexar.arrays.dtypes import kind_of
 from nexar.arrays.operand import Allocations, Operand
 from nexar.arrays.operators import ReduceCode, Reduction, check, identity, reduction_of
 from nexar.arrays.views import Span, split
-from nexar.collectives import data_movement as collecting
-from nexar.collectives import data_movement as exchanging
-from nexar.collectives import data_movement as gathering
+from nexar.collectives import data_movement
 from nexar.collectives.compressed import CompressedArguments, CompressedResult
 from nexar.collectives.compressed import all_reduce_compressed as begin
 from nexar.collectives.context import CallOptions, CollectiveContext
-from nexar.collectives.data_movement import broadcast as begin_broadcast
-from nexar.collectives.data_movement import scatter as begin_scatter
 from nexar.collectives.fingerprint import OperationCode
 from nexar.collectives.reductions import ReduceArguments, ReduceScatterArguments
 from nexar.collectives.reductions import all_reduce as begin_all_reduce
@@ -41,36 +34,36 @@ from nexar.collectives.requests import PendingCollective
 from nexar.errors import BufferMismatch, UsageError
 from nexar.types import whole
 
+# Name of a reduction, or a function of two arrays that returns one.
 Op = str | Callable[[Any, Any], Any]
-"""The name of a reduction, or a function of two arrays that gives one."""
 
 
 def all_reduce(
     context: CollectiveContext, array: Any, op: Op, out: Any, options: CallOptions, *, commutative: bool
 ) -> PendingCollective:
-    """In place, or in `out`."""
+    """Start all_reduce."""
     memory = Allocations()
     given = memory.adapt(array, writable=out is None)
     reduction = _reduction(op, given.array, commutative=commutative)
     target = _target(memory, given, out)
     work = begin_all_reduce(context, _flat(target.array), reduction, options)
-    return work.failing(memory.error).map_result(lambda _: _done(target), writes=target.shares)
+    return work.failing(memory.error).map_result(lambda _: _in_place_result(target), writes=target.shares)
 
 
 def broadcast(context: CollectiveContext, array: Any, root: int, options: CallOptions) -> PendingCollective:
-    """In place."""
+    """Start broadcast."""
     root = context.group.check(root)
     at_root = context.group.rank == root
     memory = Allocations()
     target = memory.adapt(array, writable=not at_root, read=at_root)
-    work = begin_broadcast(context, _flat(target.array), root, options)
-    return work.failing(memory.error).map_result(lambda _: _done(target), writes=target.shares)
+    work = data_movement.broadcast(context, _flat(target.array), root, options)
+    return work.failing(memory.error).map_result(lambda _: _in_place_result(target), writes=target.shares)
 
 
 def reduce(
     context: CollectiveContext, array: Any, op: Op, out: Any, options: CallOptions, *, root: int, commutative: bool
 ) -> PendingCollective:
-    """At the root in place, or in its `out`; None elsewhere."""
+    """Start reduce."""
     root = context.group.check(root)
     at_root = context.group.rank == root
     memory = Allocations()
@@ -78,15 +71,15 @@ def reduce(
     reduction = _reduction(op, given.array, commutative=commutative)
     target = _target(memory, given, out) if at_root else None
     room = None if target is None else _flat(target.array)
-    mine = _flat(given.array) if room is None else room  # the target has a copy of it, whatever they share
+    mine = _flat(given.array) if room is None else room  # the target holds a copy of it, even if they overlap
     work = begin_reduce(context, ReduceArguments(mine, room, reduction, root), options).failing(memory.error)
     return work.map_result(
-        lambda _: None if target is None else _done(target), writes=target is not None and target.shares
+        lambda _: None if target is None else _in_place_result(target), writes=target is not None and target.shares
     )
 
 
 def all_gather(context: CollectiveContext, array: Any, out: Any, options: CallOptions) -> PendingCollective:
-    """A new array (size, *shape), or `out`."""
+    """Start all_gather."""
     memory = Allocations()
     given = memory.adapt(array)
     size, rank = context.group.size, context.group.rank
@@ -94,8 +87,8 @@ def all_gather(context: CollectiveContext, array: Any, out: Any, options: CallOp
     source, target = _flat(given.array), _flat(room.array)
     if np.may_share_memory(source, target) and not _are_same(source, target.reshape(size, -1)[rank]):
         source = memory.copy(source)
-    work = gathering.all_gather(context, source, target, options).failing(memory.error)
-    return work.map_result(lambda _: _made(given, room, out), writes=_writes(room, out))
+    work = data_movement.all_gather(context, source, target, options).failing(memory.error)
+    return work.map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
 
 
 def reduce_scatter(
@@ -108,7 +101,7 @@ def reduce_scatter(
     commutative: bool,
     counts: Sequence[int] | None = None,
 ) -> PendingCollective:
-    """My part of axis 0: a new array, or `out`. `counts`: the rows of each rank, if not as even as can be."""
+    """Start reduce_scatter, or reduce_scatter_v if `counts` gives the rows per rank."""
     memory = Allocations()
     given = memory.adapt(array)
     reduction = _reduction(op, given.array, commutative=commutative)
@@ -117,48 +110,50 @@ def reduce_scatter(
     room = _room(memory, given, (mine.count, *given.array.shape[1:]), out)
     width = math.prod(given.array.shape[1:])
     spans = tuple(Span(row.start * width, row.stop * width) for row in rows)
-    source, target = _apart(memory, given.array, room.array), _flat(room.array)
+    source, target = _without_overlap(memory, given.array, room.array), _flat(room.array)
     code = OperationCode.REDUCE_SCATTER if counts is None else OperationCode.REDUCE_SCATTER_V
     work = begin_reduce_scatter(context, ReduceScatterArguments(_flat(source), target, spans, reduction), options, code)
-    return work.failing(memory.error).map_result(lambda _: _made(given, room, out), writes=_writes(room, out))
+    return work.failing(memory.error).map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
 
 
 def all_to_all(context: CollectiveContext, array: Any, out: Any, options: CallOptions) -> PendingCollective:
-    """A new array of the same shape, or `out`."""
+    """Start all_to_all."""
     memory = Allocations()
     given = memory.adapt(array)
     _blocks(given.array, context.group.size, "all_to_all")
     room = _room(memory, given, given.array.shape, out)
-    work = exchanging.all_to_all(context, _flat(_apart(memory, given.array, room.array)), _flat(room.array), options)
-    return work.failing(memory.error).map_result(lambda _: _made(given, room, out), writes=_writes(room, out))
+    work = data_movement.all_to_all(
+        context, _flat(_without_overlap(memory, given.array, room.array)), _flat(room.array), options
+    )
+    return work.failing(memory.error).map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
 
 
 def gather(context: CollectiveContext, array: Any, root: int, out: Any, options: CallOptions) -> PendingCollective:
-    """At the root a new array (size, *shape), or its `out`; None elsewhere."""
+    """Start gather."""
     root = context.group.check(root)
     memory = Allocations()
     given = memory.adapt(array)
     mine = context.group.rank == root
     room = _room(memory, given, (context.group.size, *given.array.shape), out) if mine else None
     flat = None if room is None else _flat(room.array)
-    work = collecting.gather(context, _flat(given.array), flat, root, options).failing(memory.error)
-    return work.map_result(lambda _: None if room is None else _made(given, room, out), writes=_writes(room, out))
+    work = data_movement.gather(context, _flat(given.array), flat, root, options).failing(memory.error)
+    return work.map_result(lambda _: None if room is None else _new_result(given, room, out), writes=_writes(room, out))
 
 
 def scatter(context: CollectiveContext, array: Any, root: int, out: Any, options: CallOptions) -> PendingCollective:
-    """My block of the root's array: a new array, or `out`."""
+    """Start scatter."""
     root = context.group.check(root)
     memory = Allocations()
     given = memory.adapt(array) if context.group.rank == root else None
     room = None if out is None else memory.adapt(out, writable=True, read=False)
     blocks = None if given is None else _blocks(given.array, context.group.size, "scatter")
-    work = begin_scatter(context, blocks, root, OperationCode.SCATTER, options).failing(memory.error)
+    work = data_movement.scatter(context, blocks, root, OperationCode.SCATTER, options).failing(memory.error)
 
     def made(block: NDArray[Any]) -> Any:
         if room is None:
             return block if given is None else given.like(block)
         _fill(room, block, root)
-        return _done(room)
+        return _in_place_result(room)
 
     return work.map_result(made)
 
@@ -173,54 +168,54 @@ def scan(
     exclusive: bool,
     commutative: bool,
 ) -> PendingCollective:
-    """A new array, or `out`."""
+    """Start scan or exclusive_scan."""
     memory = Allocations()
     given = memory.adapt(array)
     reduction = _reduction(op, given.array, commutative=commutative)
     if exclusive:
-        identity(reduction, given.array.dtype)  # refuses what has none, on every rank alike
+        identity(reduction, given.array.dtype)  # raises on every rank if the reduction has no identity
     room = _room(memory, given, given.array.shape, out)
     if memory.error is None:
         np.copyto(_flat(room.array), _flat(given.array))
     work = begin_scan(context, _flat(room.array), reduction, options, exclusive=exclusive)
-    return work.failing(memory.error).map_result(lambda _: _made(given, room, out), writes=_writes(room, out))
+    return work.failing(memory.error).map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
 
 
 # -- unequal counts ------------------------------------------------------------------------------------------------
 
 
 def all_gather_v(context: CollectiveContext, array: Any) -> PendingCollective:
-    """A list of arrays, by rank."""
+    """Start all_gather_v."""
     memory = Allocations()
     given = memory.adapt(array)
-    return gathering.all_gather_v(context, given.array).failing(memory.error).map_result(_each(given))
+    return data_movement.all_gather_v(context, given.array).failing(memory.error).map_result(_each(given))
 
 
 def gather_v(context: CollectiveContext, array: Any, root: int) -> PendingCollective:
-    """At the root a list of arrays, by rank; None elsewhere."""
+    """Start gather_v."""
     memory = Allocations()
     given = memory.adapt(array)
-    work = collecting.gather_v(context, given.array, context.group.check(root))
+    work = data_movement.gather_v(context, given.array, context.group.check(root))
     return work.failing(memory.error).map_result(lambda found: None if found is None else _each(given)(found))
 
 
 def scatter_v(context: CollectiveContext, arrays: Sequence[Any] | None, root: int) -> PendingCollective:
-    """The root's array for me."""
+    """Start scatter_v."""
     root = context.group.check(root)
     memory = Allocations()
     given = _list(memory, context, arrays, "scatter_v") if context.group.rank == root else None
     blocks = None if given is None else [each.array for each in given]
-    work = begin_scatter(context, blocks, root, OperationCode.SCATTER_V)
+    work = data_movement.scatter(context, blocks, root, OperationCode.SCATTER_V)
     return work.failing(memory.error).map_result(lambda block: block if given is None else given[0].like(block))
 
 
 def all_to_all_v(context: CollectiveContext, arrays: Sequence[Any]) -> PendingCollective:
-    """A list of what each rank had for me."""
+    """Start all_to_all_v."""
     memory = Allocations()
     given = _list(memory, context, arrays, "all_to_all_v")
     if len({each.array.dtype for each in given}) > 1:
         raise UsageError("all_to_all_v takes arrays of one dtype; convert them before")
-    work = exchanging.all_to_all_v(context, [each.array for each in given])
+    work = data_movement.all_to_all_v(context, [each.array for each in given])
     return work.failing(memory.error).map_result(_each(given[0]))
 
 
@@ -237,18 +232,16 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
     return array.reshape(-1)
 
 
-def _apart(memory: Allocations, array: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
-    """The input, where writing the output does not change it."""
+def _without_overlap(memory: Allocations, array: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
     return memory.copy(array) if np.may_share_memory(array, out) else array
 
 
 def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Of one length, flat and contiguous."""
     return bool(one.ctypes.data == other.ctypes.data)
 
 
 def _target(memory: Allocations, given: Operand, out: Any) -> Operand:
-    """Where an operation works in place: on what was given, or on `out`, which gets a copy of it first."""
+    """Return the operand to reduce in place: the input, or `out` with a copy of it."""
     if out is None:
         return given
     target = memory.adapt(out, writable=True, read=False)
@@ -259,7 +252,6 @@ def _target(memory: Allocations, given: Operand, out: Any) -> Operand:
 
 
 def _room(memory: Allocations, given: Operand, shape: tuple[int, ...], out: Any) -> Operand:
-    """Where a result goes that is no array of the caller's yet."""
     if out is None:
         return memory.room(given, shape)
     room = memory.adapt(out, writable=True, read=False)
@@ -284,14 +276,13 @@ def _fill(room: Operand, block: NDArray[Any], root: int) -> None:
     np.copyto(_flat(room.array), _flat(block))
 
 
-def _done(target: Operand) -> Any:
-    """The caller's own array, or a new number where it gave one."""
+def _in_place_result(target: Operand) -> Any:
     target.commit()
     return target.result()
 
 
-def _made(given: Operand, room: Operand, out: Any) -> Any:
-    return given.like(room.array) if out is None else _done(room)
+def _new_result(given: Operand, room: Operand, out: Any) -> Any:
+    return given.like(room.array) if out is None else _in_place_result(room)
 
 
 def _writes(room: Operand | None, out: Any) -> bool:
@@ -317,12 +308,12 @@ def _rows(array: NDArray[Any], size: int, counts: Sequence[int] | None) -> tuple
     return tuple(Span(start, stop) for start, stop in pairwise(ends))
 
 
-def _blocks(array: NDArray[Any], size: int, verb: str) -> list[NDArray[Any]]:
-    """Equal ones of axis 0; one row of several dimensions comes without its axis."""
+def _blocks(array: NDArray[Any], size: int, operation: str) -> list[NDArray[Any]]:
+    """Split axis 0 into equal blocks. A single row of several dimensions loses that axis."""
     if not array.ndim or len(array) % size:
         raise UsageError(
-            f"{verb} needs axis 0 in {size} equal blocks, which shape {list(array.shape)} does not give; "
-            f"pad it, or use {verb}_v with a list of arrays"
+            f"{operation} needs axis 0 in {size} equal blocks, which shape {list(array.shape)} does not give; "
+            f"pad it, or use {operation}_v with a list of arrays"
         )
     rows = len(array) // size
     if rows == 1 and array.ndim > 1:
@@ -330,10 +321,12 @@ def _blocks(array: NDArray[Any], size: int, verb: str) -> list[NDArray[Any]]:
     return [array[rank * rows : (rank + 1) * rows] for rank in range(size)]
 
 
-def _list(memory: Allocations, context: CollectiveContext, arrays: Sequence[Any] | None, verb: str) -> list[Operand]:
+def _list(
+    memory: Allocations, context: CollectiveContext, arrays: Sequence[Any] | None, operation: str
+) -> list[Operand]:
     if arrays is None or len(arrays) != context.group.size:
         found = "none" if arrays is None else len(arrays)
-        raise UsageError(f"{verb} needs one array for each of {context.group.size} ranks, and got {found}")
+        raise UsageError(f"{operation} needs one array for each of {context.group.size} ranks, and got {found}")
     return [memory.adapt(each) for each in arrays]
 
 
@@ -343,15 +336,17 @@ _DEFINED: Final = (ReduceCode.SUM, ReduceCode.AVG)
 def all_reduce_compressed(
     context: CollectiveContext, array: Any, compressor: Compressor, *, residual: Any, op: Op, out: Any
 ) -> PendingCollective:
-    """In place, or in `out`."""
+    """Start all_reduce_compressed. The caller's arrays are written only when the call succeeds."""
     memory = Allocations()
     given = memory.adapt(array, writable=out is None)
     reduction = _compressed_reduction(op, given.array.dtype)
-    target = given if out is None else _fitting(memory, "out=", out, given.array, (given.array.dtype,), read=False)
+    target = (
+        given if out is None else _checked_operand(memory, "out=", out, given.array, (given.array.dtype,), read=False)
+    )
     kept = None if residual is None else _residual(memory, residual, given, target)
     if not isinstance(compressor, Compressor):
         raise UsageError(
-            f"{compressor!r} is no compressor; give nexar.TopK(0.01), another one of nexar's, or an instance of a "
+            f"{compressor!r} is not a compressor; give nexar.TopK(0.01), another one of nexar's, or an instance of a "
             "nexar.Compressor of your own"
         )
     flat = None if kept is None else kept.array.reshape(-1)
@@ -363,7 +358,7 @@ def all_reduce_compressed(
 
 
 class _ResultWriter:
-    """The results of one call, on their way into the caller's memory."""
+    """Writes the results of one compressed call to the caller's memory."""
 
     def __init__(self, target: Operand, residual: Operand | None) -> None:
         self._target = target
@@ -371,16 +366,13 @@ class _ResultWriter:
         self._outcome: CompressedResult | None = None
 
     def prepare(self, outcome: CompressedResult) -> Any:
-        """What the verb returns. Fills only what is memory of ours, of which a number is made now."""
         self._outcome = outcome
         if not self._target.shares:
             _copy(self._target.array, outcome.total)
         return self._target.result()
 
     def write(self) -> None:
-        """The call has succeeded. Memory of the host does not fail now. A device may: if the array's does, the residual
-        stays as it was.
-        """
+        """Write the results. If a device fails on the array, the residual is unchanged."""
         assert self._outcome is not None
         if self._target.shares:
             _copy(self._target.array, self._outcome.total)
@@ -399,17 +391,15 @@ def _compressed_reduction(op: Op, dtype: np.dtype[Any]) -> Reduction:
     reduction = reduction_of(op)
     if reduction.code not in _DEFINED:
         raise UsageError(
-            f"all_reduce_compressed has op='sum' and op='avg', and not {reduction.name!r}: what was left out counts as "
-            "nought, which means nothing to it; use all_reduce"
+            f"all_reduce_compressed supports op='sum' and op='avg', not {reduction.name!r}; use all_reduce\n"
+            "elements that are not sent count as zero, which only these two can use"
         )
     if kind_of(dtype) != "float":
-        raise UsageError(
-            f"all_reduce_compressed is for float types, and not for {dtype}; convert it, or use all_reduce"
-        )
+        raise UsageError(f"all_reduce_compressed supports float types, not {dtype}; convert it, or use all_reduce")
     return reduction
 
 
-def _fitting(
+def _checked_operand(
     memory: Allocations,
     name: str,
     value: Any,
@@ -418,7 +408,6 @@ def _fitting(
     *,
     read: bool = True,
 ) -> Operand:
-    """An array of the caller's that is written to, and has as many elements as another one. `read`: it is, too."""
     operand = memory.adapt(value, writable=True, read=read)
     found = operand.array
     if found.dtype not in dtypes or found.size != like.size:
@@ -431,9 +420,9 @@ def _fitting(
 
 
 def _residual(memory: Allocations, value: Any, given: Operand, target: Operand) -> Operand:
-    """It may be wider than a half type: then rounding is fed back as well."""
+    """The residual may be wider than a 16-bit array: then rounding errors are fed back too."""
     dtype = given.array.dtype
-    residual = _fitting(memory, "residual=", value, given.array, (dtype, work_dtype(dtype)))
+    residual = _checked_operand(memory, "residual=", value, given.array, (dtype, work_dtype(dtype)))
     if residual.result() is not value:
         raise UsageError(
             "residual= is a number, which cannot be written to; give an array, zeros before the first call"

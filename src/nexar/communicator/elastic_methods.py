@@ -1,4 +1,4 @@
-"""Members that come and go by agreement: at a checkpoint, which all ranks make."""
+"""Membership changes by agreement: members join and leave at a checkpoint, a collective of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nexar.collectives.requests import PendingCollective
 from nexar.communicator.generation import Generation
 from nexar.communicator.object_calls import all_gather_object, broadcast_object
 from nexar.communicator.runtime import NodeRuntime
-from nexar.communicator.state_transfer import give
+from nexar.communicator.state_transfer import send_state
 from nexar.errors import (
     Cancelled,
     CollectiveTimeout,
@@ -39,52 +39,54 @@ from nexar.wire.text import foreign_line
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
 
+# Seconds more that other ranks wait for rank 0 while it waits for joiners.
 _GRACE: Final = 5.0
-"""Seconds that a rank which waits for joiners is given by those that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What changed at a checkpoint."""
+    """The changes made at a checkpoint."""
 
     communicator: Communicator | None
-    """Go on with this one; None: this rank has left."""
+    """The communicator to continue with; None: this rank has left."""
     joined: tuple[Rank, ...]
-    """New ranks."""
+    """New ranks, as ranks of the new communicator."""
     left: Mapping[Rank, str]
-    """Old rank to why it is gone."""
+    """Old rank to the reason why it left."""
 
 
 class ElasticMethods(ABC):
-    """Members that come and go by agreement: of the communicator that `nexar.init()` gave, and its successors."""
+    """Joining and leaving by agreement. Only for the communicator of `nexar.init()` and its successors; others raise
+    UsageError.
+    """
 
     _generation: Generation
     _runtime: NodeRuntime
-    _giver: int
-    """The thread that is in `state()`, by its number; 0: none. Written by that thread: it must not make calls that wait
-    for the other ranks, which wait for it."""
+    # Id of the thread that runs `state()`, 0: none. Written by that thread, which must not make calls that wait for the
+    # other ranks, because these wait for it.
+    _state_thread: int
 
     @abstractmethod
-    def _seconds(self, timeout: Any) -> float:
-        """See Communicator."""
+    def _seconds(self, timeout: Any) -> float: ...
 
     @abstractmethod
-    def _call(self, work: PendingCollective, timeout: float) -> Any:
-        """See Calling."""
+    def _call(self, work: PendingCollective, timeout: float) -> Any: ...
 
     @property
     def state(self) -> Any:
-        """What the members handed over when this node joined them; None for who was there from the beginning."""
+        """The value that `state()` of a member returned for this node when it joined; None for the first members."""
         return self._runtime.state
 
     def checkpoint(self, state: Callable[[], Any] | None = None, *, timeout: float | None = None) -> Checkpoint | None:
-        """All ranks call it: who waits comes in, and who leaves goes. None if nothing changes; then it is a barrier.
+        """Admit waiting joiners and let leaving ranks go. All ranks must call it. Returns the changes, or None if
+        nothing changed; then it was a barrier. With fewer ranks than `elastic_min_world_size` it waits for joiners.
 
-        `state()` is called, on one rank, only if somebody waits; each joiner has what it returns in `comm.state` before
-        it is a member. It is anything that `send_object` can send. If a rank dies meanwhile, this raises
-        MembershipChanged; make another checkpoint on the successor. If one has closed before, this returns with the
-        successor and who left, on all that are left, and lets nobody in yet. With fewer ranks than
-        `elastic_min_world_size` it waits until enough have come.
+        `state()` is called on one rank, only if joiners wait. Each joiner finds its result in `comm.state` before it
+        becomes a member. The result may be any value that `send_object` can send.
+
+        Raises MembershipChanged if a rank dies meanwhile; call it again on the successor. If a rank closed before, this
+        returns the successor and the ranks that left, and admits joiners only at the next checkpoint. `timeout`
+        defaults to the setting `elastic_checkpoint_timeout`.
         """
         config = self._runtime.node.config
         wanted = max(0, config.elastic_min_world_size - self._generation.group.size)
@@ -93,19 +95,21 @@ class ElasticMethods(ABC):
     def grow(
         self, n: int, state: Callable[[], Any] | None = None, *, timeout: float | None = None
     ) -> Checkpoint | None:
-        """As `checkpoint`, when n joiners wait; OperationTimeout if they do not come in time."""
+        """As `checkpoint`, when n joiners wait. Raises OperationTimeout if they do not come in time."""
         number = whole(n)
         if number is None or number < 1:
-            raise UsageError(f"grow({n!r}): say how many are to join, 1 or more")
+            raise UsageError(f"grow({n!r}): give the number of joiners, at least 1")
         return self._resize(OperationCode.GROW, number, state, timeout)
 
     def leave(self) -> None:
-        """At the next checkpoint this rank goes; that returns with `communicator` None, and everything here is over."""
+        """Leave at the next checkpoint. On this rank that checkpoint returns `communicator` None, and its communicators
+        end.
+        """
         self._checked(None)
         self._runtime.checkpoint_requests.leave()
 
     def remove(self, rank: Rank, reason: str = "") -> None:
-        """Ask another rank, or this one, to go at the next checkpoint."""
+        """Ask a rank, which may be this one, to leave at the next checkpoint."""
         self._checked(None)
         member = self._generation.membership.member(self._generation.group.check(rank))
         self._runtime.checkpoint_requests.remove(member.node, sendable(reason))
@@ -119,17 +123,16 @@ class ElasticMethods(ABC):
     def _resize(
         self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, timeout: float | None
     ) -> Checkpoint | None:
-        """The others may be quicker: then the change that all of them wanted comes while this rank still learns of it,
-        or the one that they needed because a rank had closed, before this one has begun. Only what somebody's death has
-        changed is not what was asked for here.
+        """The other ranks may be faster: their agreed change, or the one they need because a rank closed, may arrive
+        while this rank is still in the call or before it. Only a change because of a death is raised.
         """
         seconds = 0.0
         try:
             seconds = self._checked(timeout)
             plan = self._plan(code, wanted, state, seconds)
             if plan.joined or plan.left:
-                self._carry_out_plan(plan, seconds)
-        except CollectiveTimeout as late:  # by the time that was allowed, not by what it comes to inside
+                self._apply_plan(plan, seconds)
+        except CollectiveTimeout as late:  # with the caller's timeout instead of the internal one
             raise CollectiveTimeout(
                 operation=late.operation, sequence=late.sequence, waiting_for=late.waiting_for, timeout=seconds
             ) from None
@@ -148,23 +151,23 @@ class ElasticMethods(ABC):
         return Checkpoint(successor, joined, self._generation.gone)
 
     def _plan(self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, seconds: float) -> Resize:
-        """What is to happen, the same on all ranks; who is to join has the state."""
+        """Return the agreed changes, the same on all ranks, after the joiners got the state."""
         deadline = deadline_after(seconds)
         plan = self._agree_on_plan(code, wanted, seconds)
         self._runtime.expect(plan.joined)
-        return self._hand_over(code, plan, state, max(0.001, deadline - time.monotonic())) if plan.joined else plan
+        return self._transfer_state(code, plan, state, max(0.001, deadline - time.monotonic())) if plan.joined else plan
 
     def _agree_on_plan(self, code: OperationCode, wanted: int, seconds: float) -> Resize:
-        """Everybody brings what it knows; rank 0 waits for joiners, if that is wanted."""
+        """Gather every rank's request. Rank 0 first waits for joiners if `wanted`."""
         runtime, group = self._runtime, self._generation.group
         late = wanted and group.rank == 0 and not self._joiners_come(wanted, seconds)
         config = runtime.node.config
         mine = replace(
             runtime.checkpoint_requests.mine(), least=config.elastic_min_world_size, most=config.elastic_max_world_size
         )
-        if late:  # the others wait for this rank, and are told
+        if late:  # the other ranks wait for this one and must know
             mine = replace(mine, complaint=f"joiners: {wanted} are needed, {len(mine.waiting)} wait")
-        self._seconds(seconds)  # joiners were waited for: it may be over since
+        self._seconds(seconds)  # raises if the communicator ended during the wait
         work = all_gather_object(self._generation.context, encode_resize_request(mine), pickle=False, code=code)
         told = self._call(work, seconds + _GRACE if wanted else seconds)
         checkpoint_requests = [_read(rank, each) for rank, each in enumerate(told)]
@@ -179,7 +182,7 @@ class ElasticMethods(ABC):
         )
 
     def _joiners_come(self, wanted: int, seconds: float) -> bool:
-        """Wait for so many. False: not in time, or this communicator is over; what is called next says why."""
+        """Wait for joiners. False: timeout, or this communicator has ended; the next call raises the reason."""
         checkpoint_requests, mine, node = (
             self._runtime.checkpoint_requests,
             self._generation.cancel_token,
@@ -188,47 +191,51 @@ class ElasticMethods(ABC):
         with mine.waking(checkpoint_requests.look), node.waking(checkpoint_requests.look):
             return checkpoint_requests.wait(wanted, seconds, lambda: mine.made or node.made)
 
-    def _hand_over(self, code: OperationCode, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Resize:
-        """The lowest rank that stays gives the state to the joiners; who has not got it does not come in."""
+    def _transfer_state(
+        self, code: OperationCode, plan: Resize, state: Callable[[], Any] | None, seconds: float
+    ) -> Resize:
+        """The lowest rank that stays sends the state to the joiners. A joiner that does not get it is not admitted."""
         leaving = {departure.node for departure in plan.left}
         members = self._generation.membership.members
-        giver = next(rank for rank, member in enumerate(members) if member.node not in leaving)
+        sender = next(rank for rank, member in enumerate(members) if member.node not in leaving)
         answer: tuple[Sequence[NodeId], str] = (), ""
-        fault: BaseException | None = None
-        if self._generation.group.rank == giver:
+        failure: BaseException | None = None
+        if self._generation.group.rank == sender:
             try:
-                answer = self._give(plan, state, seconds), ""
-            except BaseException as error:  # noqa: BLE001 - whatever ends it: raised below, when the others know
-                fault, answer = error, ((), f"{type(error).__name__}: {told(error)}".removesuffix(": "))
-        self._seconds(seconds)  # giving takes a while: it may be over since
-        work = broadcast_object(self._generation.context, answer, giver, pickle=False, code=code)
+                answer = self._send_state(plan, state, seconds), ""
+            except BaseException as error:  # noqa: BLE001 - raised below, after the other ranks know
+                failure, answer = error, ((), f"{type(error).__name__}: {told(error)}".removesuffix(": "))
+        self._seconds(seconds)  # raises if the communicator ended meanwhile
+        work = broadcast_object(self._generation.context, answer, sender, pickle=False, code=code)
         fit, reason = self._call(work, seconds + _GRACE)
-        if fault is not None:
-            raise fault
+        if failure is not None:
+            raise failure
         if reason:
-            raise Cancelled(operation=operation_name(code), reason=f"state() raised {foreign_line(reason)}", rank=giver)
+            raise Cancelled(
+                operation=operation_name(code), reason=f"state() raised {foreign_line(reason)}", rank=sender
+            )
         return Resize(tuple(joiner for joiner in plan.joined if joiner.node in fit), plan.left)
 
-    def _give(self, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Sequence[NodeId]:
-        """To whom the state could be given. Raises what `state` raises."""
-        self._giver = threading.get_ident()
+    def _send_state(self, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Sequence[NodeId]:
+        self._state_thread = threading.get_ident()
         try:
             value = None if state is None else state()
         finally:
-            self._giver = 0
+            self._state_thread = 0
         runtime = self._runtime
-        return give(runtime.node, runtime.mesh, value, plan.joined, seconds, cancel_token=self._generation.cancel_token)
+        return send_state(
+            runtime.node, runtime.mesh, value, plan.joined, seconds, cancel_token=self._generation.cancel_token
+        )
 
-    def _check_giver(self) -> None:
-        """Before a call that waits for other ranks."""
-        if self._giver == threading.get_ident():
+    def _check_not_in_state(self) -> None:
+        if self._state_thread == threading.get_ident():
             raise UsageError(
-                f"state() on rank {self._generation.group.rank} makes a call that waits for the other ranks, and they "
-                "wait for state(); make that call before the checkpoint"
+                f"state() on rank {self._generation.group.rank} makes a call that waits for the other ranks, "
+                "which wait for state(); make that call before the checkpoint"
             )
 
-    def _carry_out_plan(self, plan: Resize, seconds: float) -> NoReturn:
-        """Raises what becomes of this communicator: it is over."""
+    def _apply_plan(self, plan: Resize, seconds: float) -> NoReturn:
+        """Request the change, wait for it and raise the outcome of this generation."""
         runtime, generation = self._runtime, self._generation
         runtime.membership_service.put(
             ChangeRequested(joined=plan.joined, left=plan.left, epoch=generation.membership.epoch)
@@ -242,4 +249,4 @@ def _read(rank: Rank, told: Any) -> ResizeRequest:
     try:
         return decode_resize_request(told)
     except (ValueError, TypeError) as error:
-        raise PeerMisbehaved(rank=rank, what=f"it brought to a checkpoint what is {error}") from error
+        raise PeerMisbehaved(rank=rank, what=f"it sent an invalid request to a checkpoint: {error}") from error

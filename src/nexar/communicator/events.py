@@ -1,7 +1,6 @@
-"""What happens to the members of a communicator, told to whoever wants to know: by an async iterator or a callback.
+"""Events about members, delivered by an async iterator or a callback.
 
-A feed costs nothing until somebody subscribes. Publishing never waits for a listener: each has a queue of its own, of
-bounded length, in which the newest are kept; what had to give way is counted.
+Publishing never blocks: each subscription has a bounded queue that keeps the newest events and counts dropped ones.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT: Final = 5.0  # seconds that a callback gets to return when its subscription is closed
 
+# Events that a listener may be behind.
 QUEUE_LENGTH: Final = 1024
-"""Events that a listener may be behind."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class FailureEvent:
-    """What was noticed of one rank. It may still turn out well: only a MembershipEvent says who is in."""
+    """An observation about one rank. It may be revoked ("back"); only a MembershipEvent reports a change of members."""
 
     rank: Rank
-    """In the membership of `epoch`."""
+    """Rank in the membership of `epoch`."""
     node: NodeId
     cause: str
-    """How it was noticed; for people."""
+    """How it was observed; text for people."""
     state: Literal["lost", "stuck", "left", "back"]
-    """Lost: it cannot be reached. Stuck: alive, and does not go on. Left: it said goodbye. Back: it can be reached, or
-    goes on, after all."""
+    """"lost": unreachable. "stuck": alive without progress. "left": it closed. "back": reachable or progressing again.
+    """
     epoch: int
 
 
@@ -50,43 +49,42 @@ class MembershipEvent:
     """The step from one communicator to its successor."""
 
     epoch: int
-    """Of the successor."""
+    """Epoch of the successor."""
     old_size: int
     size: int
     old_rank: Rank | None
-    """Mine before; None: I have just joined."""
+    """This process's rank before; None: it has just joined."""
     rank: Rank
-    """Mine now."""
+    """This process's rank now."""
     joined: tuple[Rank, ...]
-    """Ranks of the successor that were not there before."""
+    """Ranks of the successor that are new."""
     left: Mapping[Rank, str]
-    """Old rank to why it is no longer there."""
+    """Old rank to the reason why it is gone."""
     communicator: Any
     """The successor."""
 
 
 class EventFeed(Generic[T]):
-    """Events of one kind. Any thread. Close it with what it tells of: every subscription ends then."""
+    """Publishes events of one kind. Any thread. Closing it ends every subscription."""
 
     def __init__(self, name: str) -> None:
-        """`name`: of its threads."""
         self.name: Final = name
         self._lock = threading.Lock()
         self._closed = False  # under the lock
-        self._called: set[Subscription[T]] = set()  # with a callback; until they are closed; under the lock
-        self._iterated: WeakSet[Subscription[T]] = WeakSet()  # for as long as somebody holds them; under the lock
+        self._called: set[Subscription[T]] = set()  # with a callback, until closed; under the lock
+        self._iterated: WeakSet[Subscription[T]] = WeakSet()  # without a callback; under the lock
+        # Those of `_iterated` on which a task waits, under the lock: keeps them alive, as nothing else may refer to
+        # that task.
         self._awaited: set[Subscription[T]] = set()
-        """Those of `_iterated` that a task waits on, under the lock: nothing else may hold that task."""
 
     def publish(self, event: T) -> None:
-        """Tell all who have subscribed. Never blocks; nothing happens once it is closed."""
+        """Never blocks. No effect once the feed is closed."""
         for each in self._subscriptions():
             each.put(event)
 
     def subscribe(self, callback: Callable[[T], object] | None = None) -> Subscription[T]:
-        """What is published from now on. With a callback: it is called in a thread of ours, in order.
-
-        A subscription to a closed feed has ended.
+        """Return a subscription to later events. A thread of the feed calls `callback`, in order. On a closed feed the
+        subscription has ended.
         """
         subscription = Subscription(self, callback)
         subscription.begin()
@@ -99,8 +97,8 @@ class EventFeed(Generic[T]):
         return subscription
 
     def close(self) -> None:
-        """Listeners get what was published before, then their subscriptions end. Returns when the callbacks have
-        returned; those that take long are left to themselves, with a warning. Idempotent.
+        """End all subscriptions after the events published so far. Blocks until callbacks have returned, up to a limit
+        with a warning. Idempotent.
         """
         with self._lock:
             self._closed = True
@@ -111,13 +109,11 @@ class EventFeed(Generic[T]):
             each.join()
 
     def drop(self, subscription: Subscription[T]) -> None:
-        """It is closed. Idempotent."""
         with self._lock:
             self._called.discard(subscription)
             self._iterated.discard(subscription)
 
     def awaited(self, subscription: Subscription[T], *, now: bool) -> None:
-        """A task begins or ceases to wait on it."""
         with self._lock:
             (self._awaited.add if now else self._awaited.discard)(subscription)
 
@@ -127,16 +123,13 @@ class EventFeed(Generic[T]):
 
 
 class FailureFeed(EventFeed[FailureEvent]):
-    """What is noticed of members. One loss is told once, however many hints of it come: nothing more is said of who is
-    gone, until it is back.
-    """
+    """Observations about members. A loss is published once: nothing follows about that member until it is back."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._gone: OrderedDict[NodeId, None] = OrderedDict()  # under the lock; the newest
+        self._gone: OrderedDict[NodeId, None] = OrderedDict()  # under the lock; the newest QUEUE_LENGTH
 
     def publish(self, event: FailureEvent) -> None:
-        """See Feed."""
         with self._lock:
             known = event.node in self._gone
             if event.state == "back":
@@ -150,29 +143,30 @@ class FailureFeed(EventFeed[FailureEvent]):
 
 
 class Subscription(Generic[T]):
-    """The events of one listener, in the order in which they were published.
+    """The events of one listener, in the order of publication. A context manager that closes it.
 
-    Without a callback it is an async iterator, for one task: `async for event in comm.failure_events()`. It ends when
-    the communicator is closed, or when nobody holds it any more, as after the loop is left. With a callback it calls
-    it, in a thread of ours, until it is closed; what a callback raises is logged, and the next event comes all the
-    same. Also a context manager, which closes it.
+    Without a callback it is an async iterator for one task: `async for event in comm.failure_events()`. It ends when
+    the communicator is closed or when nothing refers to the subscription. With a callback, a thread of nexar calls it
+    for each event until the subscription is closed; exceptions of the callback are logged.
     """
 
     def __init__(self, feed: EventFeed[T], callback: Callable[[T], object] | None) -> None:
         self.dropped = 0
-        """Events that the listener was too slow for: more than a queue full. Written by who publishes."""
+        """Events lost because the listener's queue was full. Written by the publishing thread."""
         self._feed = feed
         self._callback = callback
         self._condition = threading.Condition()
         self._events: deque[T] = deque()  # under the condition
-        self._ended = False  # under the condition; nothing comes any more, what is queued is still given
+        self._ended = False  # under the condition; queued events are still delivered
         self._waiter: tuple[AbstractEventLoop, Future[None]] | None = None  # under the condition
-        self._thread: threading.Thread | None = None  # written before anybody else has the subscription
+        self._thread: threading.Thread | None = None  # written before the subscription is shared
 
-    # -- the feed's side ---------------------------------------------------------------------------------
+    # -- called by the feed ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Called once, by the feed. The thread is a daemon: a callback that never returns does not keep a process."""
+        """Called once, by the feed. The thread is a daemon, so a callback that never returns does not block process
+        exit.
+        """
         if self._callback is not None:
             self._thread = threading.Thread(
                 target=self._call_back, args=(self._callback,), name=f"nexar-{self._feed.name}", daemon=True
@@ -180,7 +174,6 @@ class Subscription(Generic[T]):
             self._thread.start()
 
     def put(self, event: T) -> None:
-        """Never blocks. Any thread."""
         with self._condition:
             if self._ended:
                 return
@@ -191,27 +184,28 @@ class Subscription(Generic[T]):
             self._notify()
 
     def end(self) -> None:
-        """Nothing comes any more. Idempotent."""
         with self._condition:
             self._ended = True
             self._notify()
 
     def join(self) -> None:
-        """Until its callback has returned; not for ever, and not from the callback itself."""
+        """Wait for a running callback, up to a limit; not from the callback itself."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
         thread.join(_CALLBACK_TIMEOUT)
         if thread.is_alive():
             _log.warning(
-                "the callback %r has not returned for %g s; it is not waited for", self._callback, _CALLBACK_TIMEOUT
+                "the callback %r has not returned after %g s; nexar does not wait for it",
+                self._callback,
+                _CALLBACK_TIMEOUT,
             )
 
-    # -- the listener's side -----------------------------------------------------------------------------
+    # -- called by the listener --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """No event is given any more. Returns when a callback that is running has returned; one that takes long is
-        left to itself, with a warning. Idempotent; a callback may close its own subscription.
+        """Stop delivering events. Blocks until a running callback has returned, up to 5 seconds with a warning.
+        Idempotent. A callback may close its own subscription.
         """
         with self._condition:
             self._events.clear()
@@ -231,8 +225,8 @@ class Subscription(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """The next event. UsageError if somebody else gets the events: a callback, or another task."""
-        from asyncio import get_running_loop  # noqa: PLC0415 - whoever awaits has it; nobody else pays for it
+        """Return the next event. UsageError if a callback or another task receives the events."""
+        from asyncio import get_running_loop  # noqa: PLC0415 - already loaded for callers that await; a cost for others
 
         loop = get_running_loop()
         while True:
@@ -281,7 +275,7 @@ class Subscription(Generic[T]):
                 event = self._events.popleft()
             try:
                 callback(event)
-            except Exception:  # noqa: BLE001 - whatever a user's function raises
+            except Exception:  # noqa: BLE001 - any exception of the user's function
                 _log.exception("the callback %r raised on %r; it is called again for the next", callback, event)
 
 

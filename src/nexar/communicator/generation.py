@@ -1,17 +1,10 @@
-"""What becomes of a communicator: open until its fate is sealed, from then on every call on it raises that.
+"""One generation of a communicator at this node: its making, its state and its outcome.
 
-One generation of one communicator, at this node: what it stands on, and what becomes of it.
-
-The members of a new generation make sure that all of them are there, and learn how far all of them had come.
-
-A dissemination: in round i each rank tells the one 2**i further, and hears from the one 2**i behind, the least and the
-most it knows of. The least of all numbers does not mind being counted twice, so after ⌈log₂ n⌉ rounds everybody has it,
-and nobody has it before everybody has come.
-
-Numbers of calls mean something within one generation. When changes follow one another closely, some members have made a
-generation that others have skipped: then they come from different ones, and nothing is known to be completed by all.
-
-Makes the communicators of one node: the first, and those that are split off it.
+The members of a new generation first exchange how many calls they completed in the old one (`exchange_completed`), by
+dissemination: in round i each rank sends its minimum and maximum 2**i ranks further. A minimum may count a value twice,
+so after ⌈log₂ n⌉ rounds every rank has it, and no rank has it before every rank has taken part. Call numbers are
+comparable only within one generation. When changes follow closely, members may come from different generations; then no
+call is known to be completed by all.
 """
 
 from __future__ import annotations
@@ -51,8 +44,8 @@ from nexar.wire.text import foreign_lines
 
 
 class GenerationOutcome(Operation):
-    """Done when the communicator is over; its error says why, and with what to go on. Any thread may wait for it; no
-    wait ends it.
+    """Finished when the generation ends; its error says why and carries the successor. Any thread may wait; an
+    abandoned wait does not change it.
     """
 
     __slots__ = ("_progress",)
@@ -63,41 +56,36 @@ class GenerationOutcome(Operation):
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         return "the agreement on the next membership"
 
     def awaited(self) -> AwaitedPeer:
-        """The other members, whoever is needed for a majority."""
         return AwaitedPeer(missing="its vote")
 
     def cancel(self) -> None:
-        """Who waits no longer changes nothing."""
+        """An abandoned wait has no effect."""
 
     def resolve(self, error: NexarError) -> None:
-        """It is over, for this reason. A later word replaces an earlier one: who has no quorum may still hear that the
-        others went on. Without the node's lock.
-        """
+        """Set or replace the outcome: NoQuorum may be followed by a successor. Call it without the node's lock."""
         with self.lock:
             if self.done:
                 self.error = error
             else:
                 self.finish(error)
-        self._progress.wake()  # who waits for it may lead, and sleep
+        self._progress.wake()  # a waiter may be the driver, asleep
 
     def check(self) -> None:
-        """Raise why it is over, if it is."""
         if self.done:
             assert self.error is not None
-            raise copy(self.error)  # its own: many calls raise it
+            raise copy(self.error)  # a copy, because many calls raise it
 
 
 class Generation:
-    """Immutable but for its end: `interrupt` ends every call on it at once, `fate` says what is to be raised then."""
+    """Immutable except for its end: `interrupt` ends every call at once, `outcome` is the error to raise."""
 
     def __init__(self, context: CollectiveContext, close: Callable[[], None]) -> None:
-        """`close` frees what it stands on; it is called once."""
+        """`close` is called once and frees its resources."""
+        # The functions it serves. A successor inherits these and the feeds before it is shared.
         self.registry = Registry()
-        """The functions that it serves. This and the feeds a successor inherits before anybody has it."""
         self.failures = FailureFeed("nexar-failures")
         self.memberships: EventFeed[MembershipEvent] = EventFeed("nexar-memberships")
         self.context: Final = context
@@ -107,89 +95,87 @@ class Generation:
         self.outcome: Final = GenerationOutcome(context.group.progress)
         self._close = close
         self._closing = threading.Lock()
-        self._freed = False  # or about to be; under `_closing`
-        self._closed = False  # likewise
+        self._freed = False  # or in progress; under `_closing`
+        self._closed = False  # under `_closing`
+        # Called once each on close. Written before the generation is shared and by `close_in_background`; emptied by
+        # the closing thread, under `_closing`.
         self.when_closed: list[Callable[[], object]] = []
-        """Called when it is closed, once each. Written before anybody has it, and by `clear_away`; emptied by who
-        closes, under `_closing`: its user may do so while its successor is handed over."""
+        # The newest communicator after it. Written before the outcome.
         self.successor: Any = None
-        """The newest communicator after it, if there is one. Written before the fate is sealed."""
+        # Earlier generations that are still referenced. Each refers to the newest successor, so none keeps the ones
+        # between alive. Written before the generation is shared; read when its successor is made.
         self.ancestors: WeakSet[Generation] = WeakSet()
-        """Those before it that somebody still holds: each leads to the newest, not to the one after it, so that nobody
-        holds those between. Written before anybody has it; read by who makes its successor."""
+        # The last call on it that all continuing members completed. Written before the outcome.
         self.completed: int | None = None
-        """The last call on it that all who go on have completed. Written before the fate is sealed."""
+        # The outcome carries a successor. Written after the outcome.
         self.is_succeeded = False
-        """Its fate says with what to go on. Written after the fate is sealed."""
+        # Members that the successor lacks, and why. Written before the outcome.
         self.gone: dict[Rank, str] = {}
-        """Members that its successor does not have, and why. Written before the fate is sealed."""
+        # All of them left by agreement. Written before the outcome.
         self.agreed = False
-        """All of them went by agreement: nobody was lost. Likewise."""
+        # Members whose users closed it. Under the lock of Successors.
         self.closed_by_nodes: set[NodeId] = set()
-        """Members whose users have closed it. Under the lineage's lock."""
+        # Calls wait for the outcome. Written once, before calls are interrupted.
         self.interrupted = False
-        """Its members change: calls wait for their fate. Written once, before calls are interrupted."""
+        # Set on interruption, for work on its behalf that is not a call.
         self.cancel_token: Final = CancelToken()
-        """Made when it is interrupted: for whoever does something in its name that is no call on it."""
 
     def close(self) -> None:
-        """Free what it stands on. Idempotent; its user may do so while its successor is handed over."""
+        """Free its resources. Idempotent; the user may close it while its successor is handed over."""
         with self._closing:
             first, self._freed = not self._freed, True
         if first:
             self._close()
         with self._closing:
             self._closed = True
-            told, self.when_closed = self.when_closed, []
-        for tell in reversed(told):
-            tell()
+            callbacks, self.when_closed = self.when_closed, []
+        for callback in reversed(callbacks):
+            callback()
 
-    def close_in_background(self, heir: Generation) -> None:
-        """Close it in a thread of its own, which has ended when its heir is closed. It waits for functions that others
-        called; whoever makes the next successor, or waits for one, is not to wait for them too.
+    def close_in_background(self, successor: Generation) -> None:
+        """Close it in a thread that ends before its successor is closed. Closing waits for remote calls in progress;
+        neither the next build nor its waiters may wait for these.
         """
         thread = threading.Thread(target=self.close, name="nexar-lineage-clearing", daemon=True)
-        with heir._closing:
-            run_in_thread = not heir._closed
+        with successor._closing:
+            run_in_thread = not successor._closed
             if run_in_thread:
-                heir.when_closed.append(thread.join)
+                successor.when_closed.append(thread.join)
                 thread.start()
         if not run_in_thread:
             self.close()
 
     def inherit(self, old: Generation) -> None:
-        """It succeeds this one: who has subscribed or registered there need not do so again."""
         self.registry, self.failures, self.memberships = old.registry, old.failures, old.memberships
         self.ancestors = WeakSet([old, *old.ancestors])
 
     def end(self) -> None:
-        """There will be no successor: nothing more is told."""
+        """Close it and its feeds: it will have no successor."""
         self.close()
         self.failures.close()
         self.memberships.close()
 
     @property
     def nodes(self) -> frozenset[NodeId]:
-        """Its members."""
         return self.group.nodes
 
     @property
     def me(self) -> NodeId:
-        """This node."""
         return self.membership.members[self.group.rank].node
 
     @property
     def is_stalled(self) -> bool:
-        """It was given up for want of a majority, or because that did not finish."""
         return isinstance(self.outcome.error, (NoQuorum, RecoveryTimeout))
 
     @property
     def is_blocked_by_close(self) -> bool:
-        """A member has closed it, so there is no successor, at least for now."""
+        """The outcome is that a member closed it, which prevents a successor for now."""
         return isinstance(self.outcome.error, Revoked) and self.outcome.error.closed
 
     def bar(self, target: Membership) -> Revoked | None:
-        """Why a successor with these members is not made: one of them has closed this one. Under the lineage's lock."""
+        """Return why no successor with these members can be made: one of them closed this generation. Under the lock of
+        Successors.
+        """
         for rank, member in enumerate(self.membership.members):
             if member.node in self.closed_by_nodes and target.rank_of(member.node) is not None:
                 reason = f"rank {rank} has closed it, and there is no successor without that rank"
@@ -197,20 +183,17 @@ class Generation:
         return None
 
     def interrupt(self, error: NexarError | None = None) -> None:
-        """Every pending and later call raises, and its buffers are free. Without the node's lock. Idempotent."""
+        """End every pending and later call and release its buffers. Call it without the node's lock. Idempotent."""
         self.interrupted = True
         self.context.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
         self.cancel_token.make()
 
     def next_membership(self, world: Membership, changes: Sequence[Change]) -> Membership | None:
-        """Who goes on after these changes of the world, in order; None: they do not concern this communicator.
-
-        All members come to the same answer from the same changes: see `following`.
-        """
+        """Return the members after these changes of the world, the same on all of them; None if not concerned."""
         return next_generation(self.communicator, self.membership, world, changes)
 
     def publish_departures(self, change: Change) -> None:
-        """Listeners hear of who has gone quietly; those who had a line to it know that already."""
+        """Publish quiet departures. Members with a link to the node know already; the feed drops duplicates."""
         for departure in change.left:
             rank = self.membership.rank_of(departure.node)
             if departure.quiet and rank is not None:
@@ -218,7 +201,6 @@ class Generation:
                 self.failures.publish(FailureEvent(rank, departure.node, cause, "left", self.membership.epoch))
 
     def set_successor(self, new: Generation, communicator: Any, changes: Sequence[Change]) -> MembershipChanged:
-        """From now on this is what comes after it, by one step more. What its calls have to raise."""
         self.gone = dict(sorted({**self.gone, **self.lost(changes)}.items()))
         self.successor = communicator
         return MembershipChanged(
@@ -226,17 +208,13 @@ class Generation:
         )
 
     def joined(self, new: Generation) -> tuple[Rank, ...]:
-        """Ranks of a later generation that were not in this one."""
         return tuple(rank for rank, each in enumerate(new.membership.members) if each.node not in self.nodes)
 
     def membership_event_to(self, new: Generation, joined: tuple[Rank, ...], communicator: Any) -> MembershipEvent:
-        """What listeners hear of it."""
         sizes, ranks = (self.group.size, new.group.size), (self.group.rank, new.group.rank)
         return MembershipEvent(new.membership.epoch, *sizes, *ranks, joined, self.gone, communicator)
 
     def stall_error(self, stall: NoProgress, timeout: float) -> NexarError:
-        """What calls raise while there is no next membership."""
-
         def ranks(nodes: Iterable[NodeId]) -> list[Rank]:
             return sorted(rank for node in nodes if (rank := self.membership.rank_of(node)) is not None)
 
@@ -245,82 +223,81 @@ class Generation:
         return NoQuorum(alive=ranks(stall.alive), needed=stall.needed, left=ranks(stall.left))
 
     def loss(self) -> PeerLost:
-        """What calls raise where the user asks for the successor: under the manual policy."""
+        """Return the error for calls under the manual policy, where the user asks for the successor."""
         rank = next(iter(self.gone), None)
         cause = "its link was lost" if rank is None else self.gone[rank]
         node = None if rank is None else self.membership.members[rank].node
-        remedy = "the others went on: comm.shrink() gives the next communicator"
+        remedy = "the others continued: comm.shrink() gives the next communicator"
         return PeerLost(rank=rank, node=node, cause=cause, remedy=remedy)
 
     def lost(self, changes: Sequence[Change]) -> dict[Rank, str]:
-        """Why members of it are gone, by their ranks in it."""
         causes: dict[Rank, str] = {}
         for change in changes:
             causes |= change.causes(self.membership)
         return dict(sorted(causes.items()))
 
 
+# No collective has this number.
 SEQUENCE: Final = (1 << 64) - 2
-"""No collective ever has this number."""
+# Of a member without a completed call.
 NOTHING: Final = -1
-"""Of somebody who has finished no call."""
+# Of a new member: the other members' numbers count.
 ANYTHING: Final = (1 << 63) - 1
-"""Of somebody who was not there before: the others' word counts."""
-_NEWS: Final = struct.Struct("<qqq")
+_RANGE: Final = struct.Struct("<qqq")
 
 
 class CompletedCalls(NamedTuple):
-    """How far a member had come."""
+    """The last call a member completed."""
 
+    # its previous generation
     generation: int
-    """That it comes from."""
+    # NOTHING if none
     number: int
-    """Of the last call that it completed there; NOTHING if there is none."""
 
 
 NEWCOMER: Final = CompletedCalls(ANYTHING, ANYTHING)
-"""Who was not there before."""
 
 
-class _News(NamedTuple):
-    """What is known of all who were heard of so far."""
+class _CompletedRange(NamedTuple):
+    """Minimum and maximum of the values received so far."""
 
     least: int
     oldest: int
-    """Generation that one of them comes from."""
     newest: int
 
-    def merged(self, other: _News) -> _News:
-        return _News(min(self.least, other.least), min(self.oldest, other.oldest), max(self.newest, other.newest))
+    def merged(self, other: _CompletedRange) -> _CompletedRange:
+        return _CompletedRange(
+            min(self.least, other.least), min(self.oldest, other.oldest), max(self.newest, other.newest)
+        )
 
 
 def exchange_completed(group: Group, mine: CompletedCalls, deadline: float) -> int:
-    """What all members have completed: the least of their numbers; NOTHING, too, if they come from different
-    generations; ANYTHING if all are new. Returns when all have come. PeerLost, OperationTimeout: one did not.
+    """Return the last call that all members completed. NOTHING if there is none or they come from different
+    generations; ANYTHING if all are new. Blocks until all take part. Raises PeerLost or OperationTimeout.
     """
     is_new = mine == NEWCOMER
-    news = _News(mine.number, mine.generation, NOTHING if is_new else mine.generation)
+    known = _CompletedRange(mine.number, mine.generation, NOTHING if is_new else mine.generation)
     distance, step = 1, 0
     while distance < group.size:
-        news = news.merged(_exchange(group, news, distance, step, deadline))
+        known = known.merged(_exchange(group, known, distance, step, deadline))
         distance, step = 2 * distance, step + 1
-    return news.least if news.newest in (NOTHING, news.oldest) else NOTHING
+    return known.least if known.newest in (NOTHING, known.oldest) else NOTHING
 
 
-def _exchange(group: Group, news: _News, distance: int, step: int, deadline: float) -> _News:
+def _exchange(group: Group, known: _CompletedRange, distance: int, step: int, deadline: float) -> _CompletedRange:
     there, back = (group.rank + distance) % group.size, (group.rank - distance) % group.size
     receive = group.post_receive(back, None, space=Space.COLLECTIVE, tag=collective_tag(SEQUENCE, step))
     about = MessageHeader(space=Space.COLLECTIVE, sequence=SEQUENCE, step=step)
-    send = group.post_send(there, memoryview(_NEWS.pack(*news)), deadline, about=about)
+    send = group.post_send(there, memoryview(_RANGE.pack(*known)), deadline, about=about)
     group.wait((send, receive), deadline)
-    told = bytes(receive.into or b"")
-    if len(told) != _NEWS.size:
-        raise PeerMisbehaved(rank=back, what="it settled a communicator with something that is no number")
-    return _News(*_NEWS.unpack(told))
+    received = bytes(receive.into or b"")
+    if len(received) != _RANGE.size:
+        raise PeerMisbehaved(rank=back, what="it sent an invalid message while the communicator was made")
+    return _CompletedRange(*_RANGE.unpack(received))
 
 
 class GenerationBuilder:
-    """Of one node. Any thread."""
+    """Makes the generations of one node. Any thread."""
 
     def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
         self.config = config
@@ -329,8 +306,8 @@ class GenerationBuilder:
         self._activity = NodeActivity(node.progress)
 
     def lose(self, node: NodeId, cause: str) -> None:
-        """This node is no member any more: whoever still waits for it, on a communicator that has it, is told. Whatever
-        it said before can still be received; where some of that may still be on its way, the end of its link tells.
+        """Fail every operation that waits for a node which is no longer a member. Messages it sent before can still be
+        received; if some may still arrive, the end of its link fails the operations instead.
         """
         if self._mesh.quiet_leavers.has(node):
             return
@@ -338,7 +315,7 @@ class GenerationBuilder:
         with router.lock:
             router.lose(node, PeerLost(node=node, cause=foreign_lines(cause)))
         router.deferred_io.flush()
-        self._node.progress.wake()  # who waits may lead, and sleep
+        self._node.progress.wake()  # a waiter may be the driver, asleep
 
     def make(
         self,
@@ -348,11 +325,9 @@ class GenerationBuilder:
         completed: CompletedCalls | None = None,
         begun: Callable[[Group], None] | None = None,
     ) -> tuple[Generation, int]:
-        """One generation, that of the membership's epoch, together with all its members. `completed`: it succeeds
-        another one, and this is what this member has completed in that; what all have is returned. `begun` is told of
-        the group: who closes it meanwhile ends the making.
-
-        PeerLost, OperationTimeout: a member did not take part in time; nothing is left behind then.
+        """Make a generation together with all its members, numbered by the membership's epoch. `completed`: what this
+        member completed in the generation before; the second result is what all completed. `begun` gets the group:
+        closing it aborts the making. Raises PeerLost or OperationTimeout and leaves nothing behind.
         """
         with ExitStack() as undo:
             group = Group(self._node, self._mesh, membership, communicator, membership.epoch)
@@ -371,7 +346,7 @@ class GenerationBuilder:
                 undo.callback(TraceWriter(directory, group, call_log).write)
             undo.callback(call_log.close)
             region, shared = None, False
-            topology = self.config.topology if communicator == WORLD else FULL_MESH  # of a part it is found out
+            topology = self.config.topology if communicator == WORLD else FULL_MESH  # else links are checked
             if may_share(membership, topology):
                 sharing = SharedMemorySetup(group, deadline)
                 region = sharing.agree(call_log)
@@ -382,7 +357,7 @@ class GenerationBuilder:
             return Generation(context, undo.pop_all().close), least
 
     def _open_links(self, membership: Membership, deadline: float) -> None:
-        """Later memberships of large worlds open theirs when they are first used."""
+        """Later memberships of large worlds open links on first use."""
         if membership.epoch == 1:
             open_first(self._mesh, self.config.topology, deadline)
         elif membership.size <= EAGER_WORLD:

@@ -1,9 +1,7 @@
-"""The seed's vote in a world of threads: the same machine, without a line in between.
+"""A world of threads in one process, on the memory transport, for notebooks and tests.
 
-A world of one process cannot be cut in two, so whoever is left may always go on; with the witness it does so by the
-same rules as everywhere else.
-
-n ranks as threads of this process, on memory: for notebooks and tests. The same code above the transport.
+A local seed voter stands in for the seed, so membership changes follow the same rules as elsewhere. One process cannot
+be partitioned, so the remaining ranks can always continue.
 """
 
 from __future__ import annotations
@@ -42,32 +40,32 @@ from nexar.wire.control import Message
 
 
 def local_seed() -> PinnedNode:
-    """As the membership names it."""
+    """Return the seed of a local membership."""
     return PinnedNode(secrets.randbelow(MAX_NODE) + 1, bytes(FINGERPRINT_BYTES))
 
 
 class LocalSeedVoter:
-    """Of one world. Any thread."""
+    """The seed's vote in one local world. Any thread."""
 
     def __init__(self, membership: Membership) -> None:
         self._lock = threading.Lock()
         self._machine = SeedVoter(membership)  # under the lock
-        self._receivers: dict[NodeId, Callable[[Message], None]] = {}  # those that are here; dict methods are atomic
+        self._receivers: dict[NodeId, Callable[[Message], None]] = {}  # dict methods are atomic
         self._queue = SerialQueue(self._do)  # filled under the lock
 
-    def introduce(self, node: NodeId, hear: Callable[[Message], None]) -> Callable[[Message], bool]:
-        """`hear` gets what it says to this node. Returns what tells it something."""
-        self._receivers[node] = hear
+    def introduce(self, node: NodeId, receive: Callable[[Message], None]) -> Callable[[Message], bool]:
+        """Register a node, whose messages go to `receive`; return the function by which it sends to the seed."""
+        self._receivers[node] = receive
 
-        def tell(message: Message) -> bool:
+        def send(message: Message) -> bool:
             if isinstance(message, MembershipMessage):
                 self._put(MessageReceived(node, message))
             return True
 
-        return tell
+        return send
 
     def forget(self, node: NodeId) -> None:
-        """It has left: whoever asks is told so."""
+        """Probes of this node now fail."""
         self._receivers.pop(node, None)
 
     def _put(self, event: MembershipInput) -> None:
@@ -77,42 +75,42 @@ class LocalSeedVoter:
 
     def _do(self, action: MembershipAction) -> None:
         if isinstance(action, SendMessage):
-            hear = self._receivers.get(action.node)
-            if hear is not None:
-                hear(action.message)
+            receive = self._receivers.get(action.node)
+            if receive is not None:
+                receive(action.message)
         elif isinstance(action, StartProbe):
             self._put(ProbeFinished(action.node, None if action.node in self._receivers else "it has left"))
 
 
 _CLUSTER: Final = "local"
+# Nodes of one process use no certificates.
 _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
-"""Nodes of one process show no certificates: there is nobody in between."""
 
 
 @contextmanager
 def local_communicators(
     size: Any, config: Config, beside: Callable[[NodeRuntime, Rank], Callable[[], None]] | None = None
 ) -> Iterator[list[Communicator]]:
-    """One communicator for each rank; give each to a thread of its own. All are closed at the end. `beside` is told of
-    each node; what it returns is called first then.
+    """Yield one communicator for each rank, each for a thread of its own; close all at the end. `beside` is called with
+    each node; its result is called first on close.
     """
     number = whole(size)
     if number is None or number < 1:
-        raise UsageError(f"a world of {size!r} ranks cannot be; give a whole number from 1")
+        raise UsageError(f"a world cannot have {size!r} ranks; give a whole number of at least 1")
     with ExitStack() as undo:
         network = MemoryNetwork()
         nodes = [undo.enter_context(Node(config, network)) for _ in range(number)]
         members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.capabilities) for node in nodes]
         membership = Membership(_CLUSTER, 1, tuple(members), seed=local_seed())
         seed_voter = LocalSeedVoter(membership)
-        places = [_runtime(node, membership, seed_voter) for node in nodes]
-        made = [_communicator(runtime, membership, seed_voter) for runtime in places]
+        runtimes = [_runtime(node, membership, seed_voter) for node in nodes]
+        made = [_communicator(runtime, membership, seed_voter) for runtime in runtimes]
         for communicator in made:
             undo.callback(communicator.close)
         if number <= EAGER_WORLD:
-            _open_all([runtime.mesh for runtime in places], time.monotonic() + config.formation_timeout)
+            _open_all([runtime.mesh for runtime in runtimes], time.monotonic() + config.formation_timeout)
         if beside is not None:
-            for rank, runtime in enumerate(places):
+            for rank, runtime in enumerate(runtimes):
                 undo.callback(beside(runtime, rank))
         yield made
 

@@ -1,4 +1,4 @@
-"""Every verb between two ranks, as a method of a few lines."""
+"""The point-to-point methods of a communicator."""
 
 from __future__ import annotations
 
@@ -16,34 +16,37 @@ from nexar.group import Group
 from nexar.links.messages import Receive
 from nexar.types import ANY_SOURCE, Rank
 
-_A_LOOK: Final = 1e-4  # seconds: what one look at the network takes
+_POLL_SECONDS: Final = 1e-4  # one poll of the network
 
 
 class MessageMethods(ABC):
-    """Messages of one rank. `tag` None is a conversation of its own: without a tag. `timeout` None is the setting
-    `collective_timeout`; OperationTimeout says who did not do their part, PeerLost who is gone.
-
-    With `return_source` a receive gives (what it gives otherwise, where it came from: `.rank`, `.tag`).
+    """Messages between two ranks. A message without a tag (`tag=None`) matches only receives without one. `timeout`
+    defaults to the setting `collective_timeout`. OperationTimeout names the ranks that did not take part; PeerLost
+    names a lost rank. With `return_source`, a receive returns (result, Source), where Source has `rank` and `tag`.
     """
 
     _group: Group
+    # Whether a receive can be cancelled after it took its message: only for non-blocking calls.
     _can_retract: bool
-    """Whether a receive can be cancelled after it took its message: only where a call returns before its end."""
 
     @abstractmethod
     def _deadline(self, timeout: Any) -> float:
-        """Of a call that begins now. UsageError for what is no timeout, or on a closed communicator."""
+        """Return the deadline of a call that begins now. UsageError for an invalid timeout or on a closed
+        communicator.
+        """
 
     @abstractmethod
-    def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
-        """Wait for it, or let it go on by itself. `taken`: where the run puts its receives; see point_to_point."""
+    def _run_operation(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
+        """Wait for the operation, or let it run in the background. `taken` collects its receives (point_to_point)."""
 
     # -- arrays ----------------------------------------------------------------------------------------
 
     def send(self, array: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> Any:
-        """Send an array. A small one is on its way when this returns, a large one is with the receiver."""
+        """Send an array. Blocks until the array may be changed: a small one may still be in flight, a large one is with
+        the receiver.
+        """
         deadline = self._deadline(timeout)
-        return self._carry_out(point_to_point.send(self._group, array, dest, tag, deadline), deadline)
+        return self._run_operation(point_to_point.send(self._group, array, dest, tag, deadline), deadline)
 
     @overload
     def recv(
@@ -69,16 +72,16 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Receive into an array of the message's size and dtype, and return it; without one, a new array.
+        """Receive into `into`, which must have the message's size and dtype, and return it. Without it, return a new
+        array.
 
-        `tag` None takes messages that were sent without one. `return_source`: also where it came from. BufferMismatch
-        for a message that does not fit: it stays, to be received otherwise. An array with gaps is filled when all is
-        here, and untouched if not.
+        BufferMismatch: the message does not fit; it stays and can be received by another call. A non-contiguous array
+        is filled only when the whole message has arrived.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv(self._group, into, source, tag, return_source=return_source, taken=taken)
-        return self._carry_out(run, deadline, taken)
+        return self._run_operation(run, deadline, taken)
 
     def sendrecv(
         self,
@@ -93,9 +96,8 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Send and receive at once, so that ranks in a ring do not wait for one another. `into` may be `array`.
-
-        `tag` is for both ways; `sendtag` and `recvtag` are for one of them.
+        """Send and receive at the same time, so that ranks in a ring do not deadlock. `into` may be `array`. `tag`
+        applies to both directions unless `sendtag` or `recvtag` is given.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -104,19 +106,19 @@ class MessageMethods(ABC):
             recvtag=tag if recvtag is None else recvtag, deadline=deadline, return_source=return_source,
             taken=taken,
         )  # fmt: skip
-        return self._carry_out(run, deadline, taken)
+        return self._run_operation(run, deadline, taken)
 
     def probe(
         self, source: Rank = ANY_SOURCE, tag: int | None = None, *, timeout: float | None = None
     ) -> MessageInfo | None:
-        """Wait until a message is here that such a receive would take, and tell about it; it stays.
+        """Wait for a message that such a receive would take, and describe it. The message is not received.
 
-        `timeout=0` only looks: None if there is no such message yet.
+        `timeout=0` does not wait: it returns None if there is no such message yet.
         """
         looking = timeout == 0
-        deadline = self._deadline(_A_LOOK if looking else timeout)
+        deadline = self._deadline(_POLL_SECONDS if looking else timeout)
         try:
-            found: MessageInfo = self._carry_out(point_to_point.probe(self._group, source, tag), deadline)
+            found: MessageInfo = self._run_operation(point_to_point.probe(self._group, source, tag), deadline)
         except OperationTimeout:
             if looking:
                 return None
@@ -126,9 +128,9 @@ class MessageMethods(ABC):
     # -- bytes and buffers -----------------------------------------------------------------------------
 
     def send_bytes(self, data: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> Any:
-        """Send what any contiguous buffer holds."""
+        """Send the bytes of a contiguous buffer."""
         deadline = self._deadline(timeout)
-        return self._carry_out(point_to_point.send_bytes(self._group, data, dest, tag, deadline), deadline)
+        return self._run_operation(point_to_point.send_bytes(self._group, data, dest, tag, deadline), deadline)
 
     def recv_bytes(
         self,
@@ -139,18 +141,20 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Receive bytes, or into a writable buffer of their length. Takes the bytes of an array too."""
+        """Return the received bytes, or fill the writable buffer `into`, which must have their length. Arrays can be
+        received as bytes too.
+        """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv_bytes(self._group, into, source, tag, return_source=return_source, taken=taken)
-        return self._carry_out(run, deadline, taken)
+        return self._run_operation(run, deadline, taken)
 
     def send_iov(
         self, buffers: Sequence[object], dest: Rank, tag: int | None = None, *, timeout: float | None = None
     ) -> Any:
-        """Send the bytes of several buffers as one message, for `recv_iov`. Large ones are not copied."""
+        """Send the bytes of several buffers as one message, for `recv_iov`. Large buffers are not copied."""
         deadline = self._deadline(timeout)
-        return self._carry_out(point_to_point.send_iov(self._group, buffers, dest, tag, deadline), deadline)
+        return self._run_operation(point_to_point.send_iov(self._group, buffers, dest, tag, deadline), deadline)
 
     def recv_iov(
         self,
@@ -161,16 +165,15 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Fill several buffers, one after the other, and return them. They may be cut differently from the sender's;
-        where they are cut alike, nothing is copied.
+        """Fill several buffers in order and return them. Their sizes may differ from the sender's; equal sizes avoid
+        copies.
 
-        BufferMismatch if they are longer or shorter in all: the message stays. If anything else is raised, they may
-        have been filled in part.
+        BufferMismatch if the total size differs; the message stays. After any other error they may be partly filled.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv_iov(self._group, buffers, source, tag, return_source=return_source, taken=taken)
-        return self._carry_out(run, deadline, taken)
+        return self._run_operation(run, deadline, taken)
 
     # -- objects ---------------------------------------------------------------------------------------
 
@@ -183,13 +186,14 @@ class MessageMethods(ABC):
         pickle: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Send a value, for `recv_object`: numbers, texts, bytes, dates, lists, tuples, dicts, sets, NumPy arrays.
+        """Send a value for `recv_object`: None, numbers, str, bytes, dates and times, lists, tuples, dicts, sets, NumPy
+        arrays, torch tensors.
 
-        UsageError names what is none of these; `pickle=True`, here and there, sends nearly everything.
+        UsageError names a value of another type. With `pickle=True` on both sides nearly every value can be sent.
         """
         deadline = self._deadline(timeout)
         run = point_to_point.send_object(self._group, value, dest, tag, pickle=pickle, deadline=deadline)
-        return self._carry_out(run, deadline)
+        return self._run_operation(run, deadline)
 
     def recv_object(
         self,
@@ -200,12 +204,12 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Receive a value. Reading a pickled one runs code of its sender's choice: without `pickle=True` it is refused,
-        and stays.
+        """Receive a value. Reading a pickled value runs code that its sender chose: without `pickle=True` this raises
+        UsageError, and the message stays.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv_object(
             self._group, source, tag, pickle=pickle, return_source=return_source, taken=taken
         )
-        return self._carry_out(run, deadline, taken)
+        return self._run_operation(run, deadline, taken)

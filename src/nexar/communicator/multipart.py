@@ -1,12 +1,12 @@
-"""One message of many pieces of memory, which are never put together unless they are small.
+"""Messages of several pieces of memory, which are copied together only if they are small.
 
-The first part travels in the caller's conversation: a table of sizes, and if all of it is small, the bytes themselves.
-Otherwise the pieces follow, each a message of its own, in a conversation that the table names; so a large piece flows
-from its memory to its memory, and nobody who asks for messages of the caller's tag ever sees one.
+The first part goes to the caller's tag. It holds the sizes and, if the message is small, the bytes. Otherwise each
+piece follows as a message of its own, under a number from the first part, so that large pieces are not copied and
+receives for the caller's tag never match them.
 
-Law: who sends the table sends every piece after it, or one without bytes, which means "no more comes". A receiver that
-takes the table takes every piece, gives all of them back (if it is cancelled), or drains what is left (if the message
-failed). So neither leaves anything behind at the other, and a cancelled receive loses nothing.
+Law: after a first part the sender sends every piece, or an empty one that means "no more". The receiver of a first part
+takes every piece, gives all back (if cancelled), or drains the rest (if the message failed). So neither leaves anything
+behind at the other, and a cancelled receive loses nothing.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from nexar.types import Rank
 from nexar.wire.frame import Space
 
 T = TypeVar("T")
+# An operation in progress. It continues when the operations it yields are done, and returns its result. Close it if one
+# of them failed: then it releases everything.
 Run: TypeAlias = Generator[Sequence[Operation], None, T]
-"""A verb on its way: what it yields must be done before it goes on; what it returns is the result. Close it if any of
-that failed: then it lets go of everything."""
 
+# Up to this total the pieces are copied into the first part: that costs less than a message each.
 WHOLE_BYTES: Final = 32 << 10
-"""Up to this much the pieces are copied into the first part: that costs less than a message each."""
-_HEAD: Final = struct.Struct("<QQ")  # how many sizes follow, and the number of the pieces' conversation
-_WITHIN: Final = (1 << 64) - 1  # instead of a number: the bytes follow here
+_HEAD: Final = struct.Struct("<QQ")  # number of sizes, number of the pieces
+_WITHIN: Final = (1 << 64) - 1  # instead of a number: the bytes follow
 _ALIGNMENT: Final = 64
 _NOTHING: Final = memoryview(b"")
 
 
 class PieceTable(NamedTuple):
-    """What a first part says."""
+    """Contents of a first part."""
 
     sizes: tuple[int, ...]
+    # of the following pieces; None: they are in `within`
     number: int | None
-    """Of the conversation of the pieces; None: they are `within`."""
     within: tuple[memoryview, ...]
 
 
 def flatten(pieces: Sequence[memoryview]) -> memoryview:
-    """All pieces in one row of bytes, each aligned."""
+    """Return all pieces in one aligned buffer."""
     sizes = [len(piece) for piece in pieces]
     starts, end = _starts(sizes)
     row = allocate(end)
@@ -59,7 +59,7 @@ def flatten(pieces: Sequence[memoryview]) -> memoryview:
 
 
 def unflatten(row: memoryview) -> tuple[memoryview, ...]:
-    """The pieces of a row that `flatten` made, sharing its memory. ValueError for any other row."""
+    """Return the pieces of a buffer made by `flatten`, sharing its memory. ValueError for other bytes."""
     table = read_table(row)
     if table.number is not None:
         raise ValueError("a table without its pieces")
@@ -67,7 +67,7 @@ def unflatten(row: memoryview) -> tuple[memoryview, ...]:
 
 
 def read_table(row: memoryview) -> PieceTable:
-    """ValueError for bytes that are none."""
+    """Parse a first part. ValueError for other bytes."""
     if len(row) < _HEAD.size:
         raise ValueError(f"a table of {len(row)} bytes")
     count, number = _HEAD.unpack_from(row)
@@ -87,7 +87,6 @@ def _head(sizes: Sequence[int], number: int) -> bytes:
 
 
 def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each piece begins in a flat row, and where the last one ends."""
     end = _HEAD.size + 8 * len(sizes)
     starts = []
     for size in sizes:
@@ -97,13 +96,13 @@ def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
     return starts, end
 
 
-# ---------------------------------------------------------------- on a group
+# ---------------------------------------------------------------- sending and receiving
 
 
 def send_parts(
     group: Group, dest: Rank, pieces: Sequence[memoryview], about: MessageHeader, deadline: float
 ) -> Run[None]:
-    """Send them as one message. `about` is its first part's; how many bytes there are in all is added here."""
+    """Send the pieces as one message. `about`: header of the first part, without the total size."""
     sizes = [len(piece) for piece in pieces]
     total = sum(sizes)
     about = about._replace(elements=total)
@@ -112,7 +111,7 @@ def send_parts(
         return
     number = next(group.parted)
     first = group.post_send(dest, memoryview(_head(sizes, number)), deadline, about=about)
-    if not first.done:  # so long that it waits for its receive: a piece must not be there without it
+    if not first.done:  # a rendezvous: no piece may arrive before the first part
         yield from wait_or_undo((first,))
     yield from _send_pieces(group, dest, [piece for piece in pieces if len(piece)], number, deadline)
 
@@ -122,19 +121,19 @@ def _send_pieces(group: Group, dest: Rank, pieces: Sequence[memoryview], number:
     posted: list[Operation] = []
     try:
         for piece in pieces:
-            posted.append(group.post_send(dest, piece, deadline, about=about))  # noqa: PERF401 - those before must be known
+            posted.append(group.post_send(dest, piece, deadline, about=about))  # noqa: PERF401 - on failure the earlier ones are cancelled
         yield posted
     except BaseException:
         _cancel(posted)
-        _tell_end(group, dest, about, deadline)
+        _send_end(group, dest, about, deadline)
         raise
 
 
-def _tell_end(group: Group, dest: Rank, about: MessageHeader, deadline: float) -> None:
+def _send_end(group: Group, dest: Rank, about: MessageHeader, deadline: float) -> None:
     try:
         group.post_send(dest, _NOTHING, deadline, about=about)
     except NexarError:
-        return  # it cannot be told, so there is no link: that ends its wait as well
+        return  # there is no link, which also ends the receiver's wait
 
 
 PieceMemory: TypeAlias = Callable[[tuple[int, ...]], Sequence[memoryview]]
@@ -143,10 +142,8 @@ PieceMemory: TypeAlias = Callable[[tuple[int, ...]], Sequence[memoryview]]
 def receive_parts(
     group: Group, first: Receive, room: PieceMemory, taken: list[Receive] | None = None
 ) -> Run[Sequence[memoryview]]:
-    """Wait for a first part that was asked for, and for its pieces. `room(sizes)` gives the memory that each goes to.
-    The receives that took the parts are added to `taken`.
-
-    Returns the pieces. When all came in the first part, they are in its memory, and `room` is not asked.
+    """Wait for the posted first part and its pieces, and return the pieces. `room(sizes)` returns their memory; it is
+    not called if the first part holds them. The receives are added to `taken`.
     """
     yield from wait_or_undo((first,))
     taken = [] if taken is None else taken
@@ -198,7 +195,7 @@ def _table_of(first: Receive, source: Rank) -> PieceTable:
 
 
 def new_memory(sizes: tuple[int, ...]) -> list[memoryview]:
-    """New memory for each. MemoryError if there is not as much: the sizes are the sender's claim."""
+    """Allocate memory for each piece. Raises MemoryError: the sizes are the sender's claim."""
     try:
         return [allocate(size) for size in sizes]
     except (MemoryError, ValueError) as error:
@@ -206,13 +203,13 @@ def new_memory(sizes: tuple[int, ...]) -> list[memoryview]:
 
 
 def sender_of(group: Group, receive: Receive) -> Rank:
-    """Who sent what a receive that is done has got."""
+    """Return the source rank of a finished receive."""
     node = receive.frame.source
-    return group.rank_of(node) if node else group.rank  # what I send to myself passes no wire
+    return group.rank_of(node) if node else group.rank  # a message to itself has no source node
 
 
 def wait_or_undo(operations: Sequence[Operation]) -> Run[None]:
-    """Wait for these; if that ends otherwise, they are undone: what they took goes back."""
+    """Wait for the operations. On failure undo them, which gives back the messages they took."""
     try:
         yield operations
     except BaseException:
@@ -221,7 +218,7 @@ def wait_or_undo(operations: Sequence[Operation]) -> Run[None]:
 
 
 def undo(operations: Sequence[Operation]) -> None:
-    """Undo each of them: see Operation.undo."""
+    """Undo every operation."""
     for operation in operations:
         operation.undo()
 

@@ -1,6 +1,4 @@
-"""Values that are not arrays, as calls of collectives: each travels as one row of bytes, whose size only its owner
-knows.
-"""
+"""Collectives of Python objects. Each travels as one row of bytes whose size only its owner knows."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def broadcast_object(
     pickle: bool,
     code: OperationCode = OperationCode.BROADCAST_OBJECT,
 ) -> PendingCollective:
-    """The root's value. `code`: the call that this is a part of."""
+    """Start broadcast_object. `code`: the operation that it is a part of."""
     root = context.group.check(root)
     memory = Allocations()
     row = _row(memory, value, pickle=pickle) if context.group.rank == root else None
@@ -46,7 +44,6 @@ def broadcast_object(
 def _broadcast(
     context: CollectiveContext, call: RegionCall, row: _Row | None, root: int, read: Callable[[int, _Row], Any]
 ) -> Run:
-    """First how long it is, then the row itself."""
     size = np.array([0 if row is None else len(row)], np.int64)
     code = OperationCode.BROADCAST
     yield from context.execute(call, "tree", code, size, root=root)
@@ -59,7 +56,7 @@ def _broadcast(
 def all_gather_object(
     context: CollectiveContext, value: Any, *, pickle: bool, code: OperationCode = OperationCode.ALL_GATHER_OBJECT
 ) -> PendingCollective:
-    """A list of all values, by rank. `code` as above."""
+    """Start all_gather_object. `code`: the operation that it is a part of."""
     memory = Allocations()
     read = _reader(pickle=pickle)
     work = all_gather_v(context, _row(memory, value, pickle=pickle), code)
@@ -67,7 +64,7 @@ def all_gather_object(
 
 
 def gather_object(context: CollectiveContext, value: Any, root: int, *, pickle: bool) -> PendingCollective:
-    """At the root a list of all values, by rank; None elsewhere."""
+    """Start gather_object."""
     memory = Allocations()
     read = _reader(pickle=pickle)
     root = context.group.check(root)
@@ -80,7 +77,7 @@ def gather_object(context: CollectiveContext, value: Any, root: int, *, pickle: 
 def scatter_object(
     context: CollectiveContext, values: Sequence[Any] | None, root: int, *, pickle: bool
 ) -> PendingCollective:
-    """The root's value for me."""
+    """Start scatter_object."""
     root = context.group.check(root)
     memory = Allocations()
     rows = None
@@ -95,7 +92,7 @@ def scatter_object(
 
 
 def _row_memory(rank: int, size: int) -> _Row:
-    """For what that rank says it sends. It takes memory as the bytes arrive, not before."""
+    """Pages are allocated as bytes arrive, so a false size costs nothing."""
     if not 0 <= size <= _LARGEST:
         raise PeerMisbehaved(rank=rank, what=f"it announced an object of {size} bytes")
     return np.empty(size, np.uint8)
@@ -112,9 +109,9 @@ def _reader(*, pickle: bool) -> Callable[[int, _Row], Any]:
     def read(rank: int, row: _Row) -> Any:
         try:
             return decode_object(unflatten(row.data), pickle=pickle)
-        except UsageError:  # a pickled value that this rank did not ask for: no fault of the sender
+        except UsageError:  # a pickled value without pickle=True here: not the sender's fault
             raise
         except (ObjectError, ValueError) as error:
-            raise PeerMisbehaved(rank=rank, what=f"it sent no object: {error}") from error
+            raise PeerMisbehaved(rank=rank, what=f"it sent an invalid object: {error}") from error
 
     return read

@@ -1,18 +1,12 @@
-"""A list of buffers as pieces of a message, and pieces as buffers that may be cut differently.
+"""Point-to-point operations of arrays, bytes, buffers and objects.
 
-A run of small buffers is one piece, copied together: a message each would cost more than the copy. A large buffer is a
-piece of its own. A piece that lies within one of the receiver's buffers flows straight into it; only one that reaches
-over an edge is received beside them and then copied.
+Each operation is a generator (multipart.Run): either the calling thread waits for it (`run_to_end`) or the driver
+advances it. Arguments are checked before it waits. A failed or closed operation has released the caller's memory and
+given back the messages it took. A receiving operation adds its receives to `taken` when it succeeds, so that they can
+be undone if its result is not used; without `taken` they cannot be undone.
 
-Arrays of the user as messages, and back.
-
-Messages from one rank to another: each verb posts, says what it waits for, and returns its result in the end.
-
-A verb is a generator (see parts.Run), so that a call can be waited for by the thread that made it (`run_to_end`) or be
-advanced by whoever drives the node. Arguments are checked before it waits for anything. A verb that fails or is closed
-has let go of all memory of the caller, and given back the messages that it had taken. A receiving verb adds its
-receives to `taken` when it ends well: whoever finds that nobody will use its result undoes them. Without `taken` its
-receives cannot be retracted.
+In a list of buffers, a run of small ones is copied into one piece, because a message each would cost more. A piece that
+lies within one receive buffer is received directly into it; others are copied.
 """
 
 from __future__ import annotations
@@ -55,7 +49,7 @@ _RUN_BYTES: Final = 256 << 10
 
 
 def pieces_of(buffers: Sequence[object]) -> list[memoryview]:
-    """The pieces to send. UsageError for what holds no contiguous memory."""
+    """Return the pieces to send. UsageError for memory that is not contiguous."""
     pieces: list[memoryview] = []
     run: list[memoryview] = []
     length = 0
@@ -77,7 +71,7 @@ def _joined(rows: list[memoryview]) -> memoryview:
 
 
 class BufferSlice(NamedTuple):
-    """Bytes of a receiver's buffer."""
+    """A part of a receive buffer."""
 
     buffer: int
     start: int
@@ -85,28 +79,28 @@ class BufferSlice(NamedTuple):
 
 
 def cut_pieces(sizes: Sequence[int], lengths: Sequence[int]) -> list[list[BufferSlice]]:
-    """Where each piece lies in buffers of these lengths, which are as long in all."""
+    """Return where each piece lies in buffers of these lengths, which have the same total."""
     cuts: list[list[BufferSlice]] = []
     buffer = start = 0
     for size in sizes:
-        stretches: list[BufferSlice] = []
+        slices: list[BufferSlice] = []
         while size:
             if start == lengths[buffer]:
                 buffer, start = buffer + 1, 0
                 continue
             stop = min(lengths[buffer], start + size)
-            stretches.append(BufferSlice(buffer, start, stop))
-            size -= stop - start  # noqa: PLW2901 - what is left of this piece
+            slices.append(BufferSlice(buffer, start, stop))
+            size -= stop - start  # noqa: PLW2901 - the rest of this piece
             start = stop
-        cuts.append(stretches)
+        cuts.append(slices)
     return cuts
 
 
 class BufferScatter:
-    """Buffers of a receiver, filled from pieces."""
+    """Receive buffers, filled from pieces."""
 
     def __init__(self, buffers: Sequence[object]) -> None:
-        """UsageError for what cannot be filled."""
+        """UsageError for a buffer that cannot be written."""
         self._rows = [room_for(buffer) for buffer in buffers]
         self.total = sum(len(row) for row in self._rows)
         self._cuts: list[list[BufferSlice]] = []
@@ -115,34 +109,32 @@ class BufferScatter:
         return len(self._rows)
 
     def room(self, sizes: tuple[int, ...]) -> list[memoryview]:
-        """The memory for each piece."""
         self._cuts = self._cut(sizes)
         return [
-            self._row(stretches[0]) if len(stretches) == 1 else allocate(size)
-            for size, stretches in zip(sizes, self._cuts, strict=True)
+            self._row(slices[0]) if len(slices) == 1 else allocate(size)
+            for size, slices in zip(sizes, self._cuts, strict=True)
         ]
 
     def settle(self, pieces: Sequence[memoryview]) -> None:
-        """Bring what was received beside the buffers into them. The pieces are all of the message."""
         direct = bool(self._cuts)
         cuts = self._cuts or self._cut([len(piece) for piece in pieces])
-        for piece, stretches in zip(pieces, cuts, strict=True):
-            if direct and len(stretches) == 1:
-                continue  # it is there
+        for piece, slices in zip(pieces, cuts, strict=True):
+            if direct and len(slices) == 1:
+                continue  # received in place
             at = 0
-            for stretch in stretches:
-                row = self._row(stretch)
+            for part in slices:
+                row = self._row(part)
                 copy(piece[at : at + len(row)], row)
                 at += len(row)
 
     def _cut(self, sizes: Sequence[int]) -> list[list[BufferSlice]]:
         return cut_pieces(sizes, [len(row) for row in self._rows])
 
-    def _row(self, stretch: BufferSlice) -> memoryview:
-        return self._rows[stretch.buffer][stretch.start : stretch.stop]
+    def _row(self, part: BufferSlice) -> memoryview:
+        return self._rows[part.buffer][part.start : part.stop]
 
 
-_MEMORY: Final = ("__array_interface__", "__array__", "__dlpack__")  # what shares its memory with NumPy, beside buffers
+_MEMORY: Final = ("__array_interface__", "__array__", "__dlpack__")  # besides buffers
 
 
 class Source(NamedTuple):
@@ -154,7 +146,7 @@ class Source(NamedTuple):
 
 
 class SendPayload(NamedTuple):
-    """A message that can be posted."""
+    """A message to be posted."""
 
     data: memoryview
     shape: tuple[int, ...]
@@ -162,7 +154,7 @@ class SendPayload(NamedTuple):
 
 
 def send_payload(array: object, tag: int | None) -> SendPayload:
-    """The message that carries this array; a copy if it is not contiguous. UsageError for what is no array."""
+    """Return the message for this array; a copy if it is not contiguous. UsageError if it is not an array."""
     held = as_array(array)
     if not held.flags.c_contiguous:
         held = np.ascontiguousarray(held)
@@ -172,18 +164,18 @@ def send_payload(array: object, tag: int | None) -> SendPayload:
 
 
 class ReceiveTarget(NamedTuple):
-    """Where a message is to go."""
+    """Where a message is received."""
 
+    # contiguous; None: new memory
     memory: memoryview | None
-    """Contiguous; None: memory is made for what comes."""
+    # of the dtype
     code: int
-    """The dtype's number."""
+    # copies `memory` to the caller's array if it is not that array's
     commit: Callable[[], None]
-    """Call it when the message is here: brings it from `memory` to the caller's array, where they are not the same."""
 
 
 def receive_target(into: object) -> ReceiveTarget:
-    """Of a receive buffer; None for "make one". UsageError for what cannot be filled."""
+    """Return the target for a receive buffer; None: new memory. UsageError if it cannot be written."""
     if into is None:
         return ReceiveTarget(None, 0, _nothing)
     if not _has_memory(into) and mirror_of(into) is None:
@@ -196,34 +188,31 @@ def receive_target(into: object) -> ReceiveTarget:
     return ReceiveTarget(as_bytes(operand.array), code_of(operand.array.dtype), operand.commit)
 
 
-def _nothing() -> None:
-    """The message is where it belongs."""
+def _nothing() -> None: ...
 
 
 def _has_memory(into: object) -> bool:
-    """Whether an array made of it shares its memory. Of a list or a number NumPy makes a copy: what is received there
-    would be lost without a word.
-    """
+    """Whether NumPy shares its memory. It copies a list or a number, and the received data would be lost."""
     if isinstance(into, np.generic):
         return False
     try:
-        memoryview(into)  # type: ignore[arg-type]  # whether it is one is the question
-    except (TypeError, ValueError):  # ValueError: NumPy shows no buffer of a dtype such as bfloat16
+        memoryview(into)  # type: ignore[arg-type]  # this is the check
+    except (TypeError, ValueError):  # ValueError: NumPy exports no buffer for dtypes such as bfloat16
         return any(hasattr(into, name) for name in _MEMORY)
     return True
 
 
 def received_array(receive: Receive, source: Rank) -> NDArray[Any]:
-    """The array of a receive that brought no buffer. PeerMisbehaved if what came is none."""
+    """Return the array of a receive without a buffer. PeerMisbehaved if the message is not an array."""
     assert receive.into is not None
     try:
         return from_bytes(receive.into, receive.frame.dtype, receive.shape)
     except ValueError as error:
-        raise PeerMisbehaved(rank=source, what=f"it sent an array that is none: {error}") from error
+        raise PeerMisbehaved(rank=source, what=f"it sent an invalid array: {error}") from error
 
 
 def space_and_tag(tag: object) -> tuple[int, int]:
-    """Of a send. UsageError for a tag that is none."""
+    """Return space and tag of a send. UsageError for an invalid tag."""
     if tag is None:
         return Space.UNTAGGED, 0
     number = whole(tag)
@@ -233,12 +222,12 @@ def space_and_tag(tag: object) -> tuple[int, int]:
 
 
 def space_and_wanted_tag(tag: object) -> tuple[int, int]:
-    """Of a receive, which may take any."""
+    """Return space and tag of a receive, which may be ANY_TAG."""
     return (Space.TAGGED, ANY_TAG) if whole(tag) == ANY_TAG else space_and_tag(tag)
 
 
 def as_array(array: object) -> NDArray[Any]:
-    """A plain NumPy array on the same memory, where there is any. UsageError names what it is instead."""
+    """Return a NumPy array on the same memory if possible. UsageError if it is not an array."""
     if type(array) is np.ndarray:
         return array
     _refuse_masked(array)
@@ -251,7 +240,9 @@ def as_array(array: object) -> NDArray[Any]:
 
 
 def _refuse_masked(array: object) -> None:
-    if isinstance(array, np.ndarray) and isinstance(array, np.ma.MaskedArray):  # in this order: np.ma loads when asked
+    if isinstance(array, np.ndarray) and isinstance(
+        array, np.ma.MaskedArray
+    ):  # in this order: np.ma is loaded on access
         raise UsageError("a masked array is two arrays; use its .data and its .mask, each by itself, or send .filled()")
 
 
@@ -263,7 +254,7 @@ def _describe(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
 
 
 def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
-    """Wait for all that a verb waits for, in this thread; its result."""
+    """Run an operation in this thread and return its result."""
     try:
         while True:
             group.wait(next(run), deadline)
@@ -279,19 +270,19 @@ def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
 
 
 def send(group: Group, array: object, dest: Rank, tag: int | None, deadline: float) -> Run[None]:
-    """Done when the array may be changed again."""
+    """Done when the array may be changed."""
     message = send_payload(array, tag)
     sent = group.post_send(dest, message.data, deadline, shape=message.shape, about=message.about)
-    if sent is not FINISHED:  # the way of every small message is short
+    if sent is not FINISHED:  # small messages finish at once
         yield from wait_or_undo((sent,))
 
 
 def recv(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
-    """`into`, filled, or a new array; with where it came from if that was asked for."""
+    """Return `into`, filled, or a new array."""
     target = receive_target(into)
-    receive = _ask(group, source, tag, target.memory, target.code, retractable=taken is not None)
+    receive = _post_receive(group, source, tag, target.memory, target.code, retractable=taken is not None)
     if not receive.done or receive.error is not None:
         yield from wait_or_undo((receive,))
     if into is None:
@@ -317,13 +308,13 @@ def sendrecv(
     return_source: bool,
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
-    """Both at once. `into` may be `array` itself: then a copy is sent."""
+    """Send and receive at once. If `into` overlaps `array`, a copy is sent."""
     message, target = send_payload(array, sendtag), receive_target(into)
     data = message.data
     if target.memory is not None and np.may_share_memory(_as_row(data), _as_row(target.memory)):
         data = memoryview(bytes(data))
     group.check(dest)
-    receive = _ask(group, source, recvtag, target.memory, target.code, retractable=taken is not None)
+    receive = _post_receive(group, source, recvtag, target.memory, target.code, retractable=taken is not None)
     try:
         sent = group.post_send(dest, data, deadline, shape=message.shape, about=message.about)
     except BaseException:
@@ -340,11 +331,11 @@ def sendrecv(
     return _with_source(group, receive, result, return_source=return_source)
 
 
-# ---------------------------------------------------------------- looking
+# ---------------------------------------------------------------- probe
 
 
 class MessageInfo(NamedTuple):
-    """A message that is here and was not taken."""
+    """A message that has arrived and was not received."""
 
     source: Rank
     tag: int | None
@@ -352,13 +343,13 @@ class MessageInfo(NamedTuple):
     kind: str
     """`array`, `bytes`, `an object`, `a pickled object`, `a list of buffers`."""
     dtype: np.dtype[Any] | None
-    """Of an array."""
+    """None unless it is an array."""
     shape: tuple[int, ...]
     size_bytes: int
 
 
 def probe(group: Group, source: Rank, tag: int | None) -> Run[MessageInfo]:
-    """Done when a message is here that such a receive would take. It stays."""
+    """Done when a message that such a receive would take is here. The message stays."""
     space, wanted = space_and_wanted_tag(tag)
     seen = group.post_receive(source, None, space=space, tag=wanted, ask=Probe)
     yield from wait_or_undo((seen,))
@@ -374,7 +365,7 @@ def probe(group: Group, source: Rank, tag: int | None) -> Run[MessageInfo]:
 
 
 def send_bytes(group: Group, data: object, dest: Rank, tag: int | None, deadline: float) -> Run[None]:
-    """Whatever holds contiguous memory."""
+    """Send a contiguous buffer."""
     row = row_of(data, "a send needs contiguous memory")
     space, number = space_and_tag(tag)
     yield from wait_or_undo((group.post_send(dest, row, deadline, about=MessageHeader(space=space, tag=number)),))
@@ -383,9 +374,9 @@ def send_bytes(group: Group, data: object, dest: Rank, tag: int | None, deadline
 def recv_bytes(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
-    """`into`, filled, or new bytes."""
+    """Return `into`, filled, or new bytes."""
     memory = None if into is None else room_for(into)
-    receive = _ask(group, source, tag, memory, 0, retractable=taken is not None)
+    receive = _post_receive(group, source, tag, memory, 0, retractable=taken is not None)
     yield from wait_or_undo((receive,))
     result = _bytes_of(receive) if into is None else into
     if taken is not None:
@@ -394,7 +385,6 @@ def recv_bytes(
 
 
 def _bytes_of(receive: Receive) -> bytes:
-    """A copy of its message, which goes back if there is no memory for the copy."""
     assert receive.into is not None
     try:
         return bytes(receive.into)
@@ -404,7 +394,7 @@ def _bytes_of(receive: Receive) -> bytes:
 
 
 def send_iov(group: Group, buffers: Sequence[object], dest: Rank, tag: int | None, deadline: float) -> Run[None]:
-    """One message of all their bytes."""
+    """Send several buffers as one message."""
     pieces = pieces_of(buffers)
     space, number = space_and_tag(tag)
     yield from send_parts(
@@ -421,7 +411,7 @@ def recv_iov(
     return_source: bool,
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
-    """The buffers, filled one after the other."""
+    """Return the buffers, filled."""
     scatter = BufferScatter(buffers)
     space, wanted = space_and_wanted_tag(tag)
 
@@ -440,7 +430,7 @@ def recv_iov(
 def send_object(
     group: Group, value: object, dest: Rank, tag: int | None, *, pickle: bool, deadline: float
 ) -> Run[None]:
-    """Its large arrays are sent from where they are."""
+    """Send a value. Its large arrays are not copied."""
     space, number = space_and_tag(tag)
     dest = group.check(dest)
     about = MessageHeader(space=space, tag=number, dtype=PICKLE if pickle else OBJECT)
@@ -456,7 +446,7 @@ def recv_object(
     return_source: bool,
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
-    """The value."""
+    """Return the value."""
     space, wanted = space_and_wanted_tag(tag)
     form = PICKLE if pickle else OBJECT
     first = group.post_receive(
@@ -471,15 +461,15 @@ def recv_object(
     except MemoryError:
         _give_back_parts(taken)
         raise out_of_memory(first, first.frame.count) from None
-    except BaseException:  # an interrupt: nobody has the value
+    except BaseException:  # an interrupt: the value is lost
         _give_back_parts(taken)
         raise
     return _with_source(group, first, value, return_source=return_source)
 
 
 def _give_back_parts(taken: Sequence[Receive]) -> None:
-    """Undo the receives of a message in parts, whose first part comes first. The pieces are in memory that was made for
-    them and that nobody else has, so they need no copy.
+    """Undo the receives of a message in parts, the first part last. No other code refers to the pieces' memory, so it
+    is kept without a copy.
     """
     first, *pieces = taken
     for piece in pieces:
@@ -487,10 +477,10 @@ def _give_back_parts(taken: Sequence[Receive]) -> None:
     undo((*pieces, first))
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- shared
 
 
-def _ask(
+def _post_receive(
     group: Group, source: Rank, tag: int | None, memory: memoryview | None, code: int, *, retractable: bool
 ) -> Receive:
     space, wanted = space_and_wanted_tag(tag)

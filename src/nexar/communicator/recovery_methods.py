@@ -1,4 +1,4 @@
-"""What a communicator offers for when members come and go: who is how, what was noticed, and how to go on."""
+"""The communicator's methods for health, failure events and recovery."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ _LARGEST_VALUE: Final = MAX_MESSAGE_BYTES - (64 << 10)
 
 
 class RecoveryMethods(ABC):
-    """What is known of the members of a communicator, and how to go on when some are lost."""
+    """Health of the members, and how to continue after a loss."""
 
     _generation: Generation
     _runtime: NodeRuntime
     _agreements: itertools.count[int]
 
     @abstractmethod
-    def _seconds(self, timeout: Any) -> float:
-        """See Communicator."""
+    def _seconds(self, timeout: Any) -> float: ...
 
     @abstractmethod
-    def _check_open(self) -> None:
-        """See Communicator."""
+    def _check_open(self) -> None: ...
 
-    # -- what is known -----------------------------------------------------------------------------------
+    # -- health and events -------------------------------------------------------------------------------
 
     def health(self) -> dict[int, Health]:
-        """How each rank is, so far as this one knows: alive, stuck, silent, lost or unwatched, and this one: self; what
-        it does, and when it was heard."""
+        """Return the health of each rank as this rank knows it: self, alive, stuck, silent, lost or unwatched; its
+        current call; when it was last heard.
+        """
         runtime = self._runtime
         heartbeat = runtime.heartbeat
         return health(
@@ -58,58 +57,62 @@ class RecoveryMethods(ABC):
         )
 
     def failure_events(self, callback: Callable[[FailureEvent], object] | None = None) -> Subscription[FailureEvent]:
-        """What is noticed of members from now on: lost, stuck, left, back. An async iterator; or `callback` is called,
-        by a thread of ours. It goes on with the successors; close it, or leave its `with` block.
+        """Subscribe to observations about members: lost, stuck, left, back. Returns an async iterator; with `callback`,
+        a thread of nexar calls it instead. The subscription continues with the successors. Close it, or use `with`.
         """
         return self._generation.failures.subscribe(callback)
 
     def membership_events(
         self, callback: Callable[[MembershipEvent], object] | None = None
     ) -> Subscription[MembershipEvent]:
-        """Each step to a successor from now on: who left and why, who joined, old and new size and rank. As
-        `failure_events`.
+        """Subscribe to changes of the membership: ranks that left and why, ranks that joined, old and new size and
+        rank. Used as `failure_events`.
         """
         return self._generation.memberships.subscribe(callback)
 
-    # -- going on ------------------------------------------------------------------------------------------
+    # -- recovery ------------------------------------------------------------------------------------------
 
     def resilient(self) -> Team[Communicator]:
-        """This communicator, with collectives that are tried again on the survivors: see Team. All ranks make it."""
+        """Return a Team: collectives that are repeated on the survivors when members are lost. All ranks must
+        call it.
+        """
         self._seconds(None)
         team: Team[Communicator] = Team(self)  # type: ignore[arg-type]
         return team
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
-        """The next communicator: without the members that are lost, in the order of the ranks; the survivors call it.
+        """Return the next communicator, without the lost members and in the same order of ranks. All survivors must
+        call it. For the manual policy, or after `revoke`; this communicator has then ended.
 
-        For the manual policy, or after `revoke`. NoQuorum, RecoveryTimeout: there is none (yet). This communicator is
-        over then: every later call on it says so.
+        Raises NoQuorum or RecoveryTimeout if there is no next communicator, or not yet. `timeout` defaults to the
+        setting `recovery_timeout`.
         """
-        seconds = self._allowed(timeout)
-        own_delay = self._runtime.node.delay_meter.seconds if timeout is None else 0.0  # as the agreement has
+        seconds = self._recovery_seconds(timeout)
+        own_delay = self._runtime.node.delay_meter.seconds if timeout is None else 0.0  # the agreement's own extension
         deadline = deadline_after(seconds + own_delay)
         made: Communicator = self._runtime.successor_requests.succeed(self._generation, deadline, seconds)
         return made
 
     def revoke(self, reason: str = "") -> None:
-        """Declare this communicator over, on all ranks: every pending and later call on it raises Revoked. Go on with
-        `shrink()`.
-        """
-        self._allowed(None)
+        """End this communicator on all ranks: every pending and later call raises Revoked. Continue with `shrink()`."""
+        self._recovery_seconds(None)
         self._runtime.revocations.revoke(self._generation, reason or "no reason was given")
 
     def agree(self, value: Any, *, timeout: float | None = None) -> Any:
-        """One of the values that ranks bring, the same on all of them; also if some die meanwhile, as long as a
-        majority of this communicator's members lives and has not left. A rank that calls it late gets the same answer.
-        One that is, or gets, expelled raises Expelled at once.
+        """Return one of the values that the ranks pass, the same on all ranks. It succeeds also if ranks die meanwhile,
+        as long as a majority of the members lives and has not left. A rank that calls late gets the same value.
 
-        `value` is anything that `send_object` can send, up to almost 1 MiB. MembershipChanged (`manual`: PeerLost): so
-        many members died or left that no majority of this communicator is left, and the others went on without them;
-        raised as soon as that is chosen (`manual`: as soon as this rank has lost them; `shrink()` goes on). NoQuorum:
-        no majority can be reached, and nobody goes on.
-        PeerMisbehaved: a member brought what is no value, and that was chosen.
+        `value`: any value that `send_object` can send, up to almost 1 MiB. `timeout` defaults to the setting
+        `recovery_timeout`. Raises:
+
+        - MembershipChanged: no majority of this communicator is left, and the others continued without the lost
+          members. Raised as soon as that change is chosen. Manual policy: PeerLost, as soon as this rank has lost them;
+          call `shrink()`.
+        - NoQuorum: no majority can be reached, and no rank continues.
+        - Expelled: this rank is expelled; raised at once.
+        - PeerMisbehaved: the agreed value is not a valid value.
         """
-        seconds = self._allowed(timeout)
+        seconds = self._recovery_seconds(timeout)
         mine = msgspec.msgpack.encode([bytes(part) for part in encode_object(value)])
         if len(mine) > _LARGEST_VALUE:
             raise UsageError(f"agree(value): {len(mine)} bytes; a value may have up to {_LARGEST_VALUE}")
@@ -122,23 +125,23 @@ class RecoveryMethods(ABC):
             raise self._no_majority(instance, seconds) from late
         except NexarError as error:
             successors = self._runtime.successors
-            if isinstance(error, PeerLost) and self._nobody_goes_on():
+            if isinstance(error, PeerLost) and self._is_below_half():
                 raise self._no_majority(instance, seconds) from None
-            raise successors.ended(group) or successors.judge(self._generation, error) from None
+            raise successors.ended(group) or successors.resolve_error(self._generation, error) from None
         return _read(agreed.value(), agreed.name)
 
-    def _allowed(self, timeout: Any) -> float:
-        """Seconds for what is possible on a communicator that is over, too. UsageError for what is no timeout, on a
-        closed communicator or node, and in a forked child.
+    def _recovery_seconds(self, timeout: Any) -> float:
+        """Return the timeout of a call that also works on an ended communicator. UsageError for an invalid timeout, on
+        a closed communicator or node, and in a forked child.
         """
         self._check_open()
         if timeout is None:
             return self._runtime.node.config.recovery_timeout
         return checked_timeout(timeout)
 
-    def _nobody_goes_on(self) -> bool:
-        """Whether `shrink()` would be in vain: fewer than half of the world's members are left. With half of them, the
-        seed's vote decides.
+    def _is_below_half(self) -> bool:
+        """Whether `shrink()` would fail: less than half of the world is left. With exactly half, the seed's vote
+        decides.
         """
         if self._runtime.node.config.recovery_policy != "manual":
             return False
@@ -161,12 +164,12 @@ class RecoveryMethods(ABC):
 
 
 def _read(chosen: bytes, operation: str) -> Any:
-    """Who brought it is not known: a value that was chosen has no name on it."""
+    """The error names no rank, because an agreed value has no known author."""
     try:
         parts = msgspec.msgpack.decode(chosen, type=list[bytes])
         return decode_object([memoryview(part) for part in parts])
     except (msgspec.MsgspecError, ObjectError, UsageError) as error:
-        raise PeerMisbehaved(what=f"what was chosen in {operation} is no value: {error}") from error
+        raise PeerMisbehaved(what=f"the value chosen in {operation} is invalid: {error}") from error
 
 
 def _not_watched(_: NodeId) -> None:

@@ -1,7 +1,4 @@
-"""The handle of an operation in flight.
-
-Waits for messages whose sends were started and have not ended. For a node that is about to leave.
-"""
+"""Requests: the handles of non-blocking operations. Also waits for unfinished sends of a node that leaves."""
 
 from __future__ import annotations
 
@@ -26,63 +23,64 @@ _log = logging.getLogger(__name__)
 
 
 class ErrorResolver(Protocol):
-    """Knows what an error means to the communicator that it came from."""
+    """Maps an error of an operation to the error that its communicator raises."""
 
-    def judge(self, error: BaseException) -> BaseException:
-        """What is to be raised. May wait until the survivors have agreed."""
+    def resolve_error(self, error: BaseException) -> BaseException:
+        """Return the error to raise. May block until the survivors have agreed."""
 
     def outcome_after(self, error: BaseException) -> Operation | None:
-        """What to wait for before that is known; None: the error is to be raised as it is."""
+        """Return what to await before that error is known; None: raise the error unchanged."""
 
 
 class Request:
-    """One verb that was started: wait for it, await it, or cancel it. May be waited for from several threads.
+    """A non-blocking operation: wait for it, await it, or cancel it. Several threads may wait.
 
-    Its buffers must be left alone until it is done. A request that is dropped is cancelled. Whoever waits drives; while
-    nobody does, the node's progress thread.
+    Do not touch its buffers until it is done. A dropped request is cancelled. The node's progress thread advances it
+    while no thread waits.
 
-    Law: a message is delivered when `wait` or `await` returns it, or `done()` says True. A receive that is cancelled or
-    dropped before that gives its message back, and the next receive takes it.
+    A message is delivered when `wait` or `await` returns it or `done()` returns True. A receive that is cancelled or
+    dropped before gives its message back, and the next receive takes it.
     """
 
-    __slots__ = ("__weakref__", "_delivered", "_judge", "_runner", "_running", "_timeout")
+    __slots__ = ("__weakref__", "_delivered", "_resolver", "_runner", "_running", "_timeout")
 
-    def __init__(self, runner: CallRunner, running: BackgroundCall, timeout: float, judge: ErrorResolver) -> None:
-        """`timeout`: the operation's own. `judge` knows what its error means to the communicator."""
-        self._judge = judge
+    def __init__(self, runner: CallRunner, running: BackgroundCall, timeout: float, resolver: ErrorResolver) -> None:
+        """`timeout`: the operation's own."""
+        self._resolver = resolver
         self._runner = runner
         self._running = running
         self._timeout = timeout
-        self._delivered = False  # somebody knows its result, or that it is there
+        self._delivered = False  # the caller has the result or knows that it exists
 
     def done(self) -> bool:
-        """Has it ended, well or not? Never blocks. A receive that has is delivered: it cannot be cancelled any more."""
+        """Whether the operation has ended, with a result or an error. Never blocks. If True, a receive is delivered and
+        cannot be cancelled.
+        """
         if not self._running.done:
             return False
         self._deliver()
         return True
 
     def _deliver(self) -> None:
-        """The caller has the result, or knows that it is there: nothing is given back any more."""
+        """From now on no message is given back."""
         self._delivered = True
         if self._running.done:
             self._running.settle()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call it once the request has ended, well or not; at once if it has. It is run by whoever ends the request,
-        under a lock: it may only hand over. A receive counts as delivered then, and not before: it can be cancelled
-        until it has ended.
+        """Call `callback` once the request has ended; at once if it has. The thread that ends it calls it under a lock,
+        so it must not block. A receive counts as delivered then; before, it can be cancelled.
         """
         running = self._running
         with running.lock:
-            running.when_done(running.settle)  # first, so that nobody who is told can lose the message
+            running.when_done(running.settle)  # first, so that the callback cannot lose the message
             running.when_done(callback)
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The verb's result, or its error raised.
+        """Block until the operation ends; return its result or raise its error.
 
-        OperationTimeout after `timeout` seconds: the request goes on, and can be waited for again. Without one, the
-        operation's own timeout holds: it ends an operation in which nobody makes progress.
+        OperationTimeout after `timeout` seconds: the request continues and can be waited for again. Without it only the
+        operation's own timeout applies, which ends an operation without progress.
         """
         result = self._result(timeout)
         self._deliver()
@@ -98,21 +96,19 @@ class Request:
                 self._runner.wait_until_done(running, self._timeout, waited=self._waited())
         if running.error is None:
             return running.value()
-        raise self._judge.judge(copy(running.error))
+        raise self._resolver.resolve_error(copy(running.error))
 
     def _waited(self) -> float:
-        """How many seconds of the operation's own timeout were over when somebody began to wait: none, where nobody
-        else is kept waiting before.
-        """
+        """Seconds of the operation's own timeout that have passed when a wait begins."""
         return 0.0
 
     def cancel(self) -> bool:
-        """Give up: when this returns, its buffers are free. Of a collective the others are told, and raise.
+        """Cancel the operation. When this returns, its buffers are free. If it is a collective, the other ranks raise.
 
-        True: it was cancelled, and `wait` raises Cancelled; a message that had come for it is the next one that a
-        receive takes. False: it is done, and `wait` gives its outcome. That is so if it was done() before, and for a
-        receive that a later one of the same source and tag has overtaken: to give its message back would change the
-        order. This waits for the rest of that message, at most for the operation's own timeout.
+        True: it was cancelled, and `wait` raises Cancelled; the next receive takes a message that had arrived for it.
+        False: it is done, and `wait` returns its result. So it is after `done()` returned True, and for a receive that
+        a later receive of the same source and tag has overtaken, because giving its message back would change the
+        order. In that case this blocks for the rest of the message, at most for the operation's own timeout.
         """
         running = self._running
         if not self._delivered and not running.retract():
@@ -120,29 +116,28 @@ class Request:
         return isinstance(running.error, Cancelled | RpcCancelled)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The verb's result. Cancelling the task that awaits it cancels the request."""
-        from asyncio import get_running_loop  # noqa: PLC0415 - whoever awaits has it; nobody else pays for it
+        """Return the operation's result. Cancelling the awaiting task cancels the request."""
+        from asyncio import get_running_loop  # noqa: PLC0415 - already loaded for callers that await; a cost for others
 
         loop = get_running_loop()
         running = self._running
 
         def watch() -> None:
-            """The operation's own timeout, judged where it may block."""
             if not running.done:
-                loop.run_in_executor(None, self._attend)
+                loop.run_in_executor(None, self._check_timeout)
 
         timers = loop.call_later(DECLARE_AFTER, self._declare), loop.call_later(self._timeout, watch)
         try:
             result = yield from running.__await__()
             self._deliver()
         except NexarError as error:
-            outcome = self._judge.outcome_after(error)
+            outcome = self._resolver.outcome_after(error)
             if outcome is None:
                 raise
-            yield from outcome.__await__()  # raises it
+            yield from outcome.__await__()  # raises the outcome
             raise
         except BaseException:
-            if not self._delivered:  # the task was cancelled, perhaps after the message had come
+            if not self._delivered:  # the task was cancelled, perhaps after the message arrived
                 running.undo()
             raise
         finally:
@@ -154,7 +149,7 @@ class Request:
         if not self._running.done:
             self._runner.declare(self._running.entry)
 
-    def _attend(self) -> None:
+    def _check_timeout(self) -> None:
         self._runner.wait_until_done(self._running, self._timeout, waited=self._timeout)
 
     def __del__(self) -> None:
@@ -171,23 +166,23 @@ class Request:
 
 
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
-    """Wait for all of them, also if some fail; their results, in order.
+    """Wait for all requests, also if some fail. Returns their results in order.
 
-    Then raises the first error, with the others as its `others`. `timeout` is for all together.
+    Raises the first error, with the others in its `others`. `timeout` applies to all together.
     """
     if isinstance(requests, Request):
         raise UsageError("wait_all takes a list of requests, and got one; call its wait()")
     handles: list[Any] = list(requests)
-    strangers = [each for each in handles if not isinstance(each, Request)]
-    if strangers:
-        raise UsageError(f"wait_all takes requests, and got {strangers[0]!r}; start one with comm.start.<verb>(…)")
+    invalid = [each for each in handles if not isinstance(each, Request)]
+    if invalid:
+        raise UsageError(f"wait_all takes requests, and got {invalid[0]!r}; start one with comm.start.<verb>(…)")
     deadline = None if timeout is None else deadline_after(checked_timeout(timeout))
     results: list[Any] = []
     errors: list[Exception] = []
     for each in handles:
         try:
             results.append(each._result(_left(deadline)))
-        except Exception as error:  # noqa: BLE001  # also those of a user's function; raised below
+        except Exception as error:  # noqa: BLE001  # also of a user's function; raised below
             errors.append(error)
     if errors:
         raise _first(errors)
@@ -208,17 +203,16 @@ def _first(errors: list[Exception]) -> Exception:
     return first
 
 
+# Destination node, communicator, space, number within it.
 _Message = tuple[NodeId, int, int, int]
-"""Destination, communicator, and what tells messages of one communicator apart."""
 
 
 def deliver_sends(
     links: Callable[[], Mapping[NodeId, Link]], progress: Progress, deadline: float
 ) -> Mapping[NodeId, int]:
-    """Wait until every message is delivered, or the deadline (time.monotonic) is over.
-
-    Returns how many messages each node did not take. Sends that are not done by then are left as they are. A message in
-    parts posts one part after the other, so links are looked at again until none has an unfinished send.
+    """Block until every message is delivered or the deadline (time.monotonic) passes. Returns the number of undelivered
+    messages by node. A message in parts posts its parts one after the other, so links are checked again until none has
+    an unfinished send.
     """
     failed: set[_Message] = set()
     while sends := [send for link in links().values() for send in link.unfinished_sends()]:
@@ -237,11 +231,10 @@ def _wait(send: PostedSend, progress: Progress, deadline: float) -> None:
     try:
         progress.wait((send,), deadline, keep=True)
     except NexarError:
-        return  # the deadline, or the error of the send: the caller looks at the send
+        return  # the deadline, or the send's own error: the caller checks the send
 
 
 def _message_of(send: PostedSend) -> _Message:
-    """All parts of a message have the tag that its first part gave; other messages have a number each."""
     frame = send.frame
     number = frame.tag if frame.space == Space.PART else frame.message
     return frame.destination, frame.communicator, frame.space, number

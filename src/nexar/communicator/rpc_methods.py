@@ -1,4 +1,4 @@
-"""Calling functions of other ranks, and serving functions to them, as methods of a few lines."""
+"""The remote procedure call methods of a communicator."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ObjectValues:
-    """Arguments and results are what `send_object` can send."""
+    """Encodes arguments and results as `send_object` does."""
 
     def encode(self, value: object, *, pickle: bool) -> Sequence[memoryview]:
-        """See Values."""
         return encode_object(value, pickle=pickle)
 
     def decode(self, pieces: Sequence[memoryview], *, pickle: bool) -> Any:
-        """See Values."""
         return decode_object(pieces, pickle=pickle)
 
 
@@ -37,7 +35,7 @@ VALUES: Final = ObjectValues()
 
 
 class Remote:
-    """Another rank, as something with methods: those that it serves. `remote.evaluate(3)` calls its `evaluate`."""
+    """Another rank. Its served functions are methods: `remote.evaluate(3)` calls `evaluate` there."""
 
     __slots__ = ("_call",)
 
@@ -45,17 +43,17 @@ class Remote:
         self._call = call
 
     def call(self, function: str | int, /, *arguments: Any, **named: Any) -> Any:
-        """Call a function by any name, or by its id."""
+        """Call a function by name or by id."""
         return self._call(function_name(function), arguments, named)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):  # the language asks for these, not the user
+        if name.startswith("__"):  # looked up by Python, not by the user
             raise AttributeError(name)
         return partial(self.call, name)
 
 
 class CallRequest(Request):
-    """A call that was started: its time runs from the start, whoever waits for it and when."""
+    """A started remote call. Its timeout runs from the start, not from the first wait."""
 
     __slots__ = ("_begun",)
 
@@ -68,29 +66,28 @@ class CallRequest(Request):
 
 
 class RpcCallMethods(ABC):
-    """Calls of one rank."""
+    """Calls of functions that other ranks serve."""
 
     _group: Group
     _remote_calls: RemoteCalls
 
     @abstractmethod
-    def _deadline(self, timeout: Any) -> float:
-        """See Messaging."""
+    def _deadline(self, timeout: Any) -> float: ...
 
     @abstractmethod
     def _call(self, work: PendingCollective, timeout: float) -> Any:
-        """Wait for it, or let it go on by itself."""
+        """Wait for the call, or let it run in the background."""
 
     def on(self, rank: Rank, *, timeout: float | None = None, pickle: bool = False) -> Remote:
-        """That rank, to call functions of: `comm.on(1).evaluate(step=3)` runs there what rank 1 registered with
-        `comm.serve`, and returns its result. Any name, or an id: `comm.on(1).call("name", …)`.
+        """Return a proxy for a rank: `comm.on(1).evaluate(step=3)` runs the function that rank 1 registered with
+        `comm.serve` and returns its result. `comm.on(1).call("name", …)` takes any name or an id.
 
-        `timeout` (default: the setting `rpc_timeout`) is for the call as a whole, on both sides. UnknownFunction,
-        RemoteError (with the traceback), RpcTimeout, RpcOverloaded, RpcCancelled, PeerLost: each comes at once.
-        Arguments and results are what `send_object` can send; `pickle=True` sends nearly everything, if the function
-        was served with it too.
+        `timeout` covers the whole call, on both sides; default: the setting `rpc_timeout`. Arguments and results may be
+        any value that `send_object` can send; with `pickle=True` nearly any value, if the function was served with it
+        too. A call raises UnknownFunction, RemoteError (with the remote traceback), RpcTimeout, RpcOverloaded,
+        RpcCancelled or PeerLost.
         """
-        self._deadline(timeout)  # refused here rather than at the call
+        self._deadline(timeout)  # fail here, not at the call
         return Remote(partial(self._call_function, rank=self._group.check(rank), timeout=timeout, pickle=pickle))
 
     def _call_function(
@@ -106,7 +103,7 @@ class RpcCallMethods(ABC):
 
 
 def _ended(target: CallTarget, error: BaseException | None) -> BaseException | None:
-    """As an error of a call, where it is one of a wait."""
+    """Convert an error of the wait into an error of the call."""
     if isinstance(error, OperationTimeout):
         return RpcTimeout(**target.facts, timeout=target.seconds)
     if isinstance(error, Cancelled):
@@ -115,13 +112,13 @@ def _ended(target: CallTarget, error: BaseException | None) -> BaseException | N
 
 
 class RpcServeMethods(ABC):
-    """Functions of one rank, for the others to call."""
+    """Functions that this rank serves."""
 
     _remote_calls: RemoteCalls
 
     @abstractmethod
     def _check_serving(self) -> None:
-        """Raise why nobody could call it."""
+        """Raise why the function cannot be served."""
 
     @overload
     def serve(
@@ -134,15 +131,15 @@ class RpcServeMethods(ABC):
     def serve(
         self, function: Any = None, /, *, name: str | None = None, id: int | None = None, pickle: bool = False  # noqa: A002
     ) -> Any:  # fmt: skip
-        """Let the other ranks, and this one, call a function: `@comm.serve`, `@comm.serve("name")`,
-        `@comm.serve(name="name", id=7)`, `comm.serve(function)`. Registering a name or an id again replaces what it
-        stood for. Returns the function.
+        """Register a function that all ranks can call. Returns the function. Forms: `@comm.serve`,
+        `@comm.serve("name")`, `@comm.serve(name="name", id=7)`, `comm.serve(function)`. A name or id that is registered
+        again is replaced.
 
-        It may be `async def`; any other runs in a thread, at most `rpc_concurrency` of them at once. It may call others
-        itself. `pickle=True`: callers may send pickled arguments, which run code of their choice when they are read.
+        The function may be `async def`; others run in threads, at most `rpc_concurrency` at once. It may make remote
+        calls. `pickle=True` accepts pickled arguments: reading them runs code that the caller chose.
 
-        On a communicator whose members have changed it is the newest after it that serves it. Raises why there is none:
-        UsageError on one that is closed, Revoked, Expelled, …
+        If the members have changed, the newest successor serves it. Raises UsageError if that is closed, or the reason
+        why it ended (Revoked, Expelled, …).
         """
         if function is not None and not isinstance(function, str):
             return self._register(name, id, pickle, function)

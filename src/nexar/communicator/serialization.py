@@ -1,17 +1,13 @@
-"""Values as MessagePack, each coming back as the type it was; large arrays beside it, as the memory they are.
+"""Encoding of Python values as MessagePack, with large arrays as separate parts.
 
-Only types that can be read without running anybody's code: what is made of the bytes is made here. Types that are
-nearly one of these (a named tuple, an enum, a dataclass) are refused, because something else would come back.
+Every value comes back as its own type. Only types that can be read without running foreign code are supported; close
+relatives (named tuples, enums, dataclasses) are rejected, because another type would come back. Every container is an
+extension with one flat array, so the decoder builds no dict or set whose keys this module has not checked: keys that
+collide on purpose would make that quadratic (`ValueReader._insert`).
 
-Every container is an extension of its own that holds one flat array: so a decoder builds no dict and no set whose keys
-this module has not seen. Keys that collide on purpose would make building one quadratic: see `Reader._insert`.
-
-A tensor of torch, on whatever device, comes back as one on the CPU, if torch is loaded there: to which device it goes
-is for the receiver to say. Arrays of other devices come back as NumPy's.
-
-Values that are not arrays: encoded into parts, and decoded again.
-
-The first part says how it was encoded and holds the value; the others are the memory of its large arrays.
+A torch tensor comes back as a CPU tensor if torch is loaded, because the receiver chooses the device. Arrays of other
+devices come back as NumPy arrays. The first part names the encoding and holds the value; the others are its large
+arrays.
 """
 
 from __future__ import annotations
@@ -36,16 +32,16 @@ from nexar.arrays.operand import adapt, mirror_of
 from nexar.arrays.views import as_bytes, from_bytes
 from nexar.errors import UsageError
 
+# Arrays from this size are separate parts and are not copied.
 APART_BYTES: Final = 4 << 10
-"""An array from this size on travels beside the encoded value, without a copy."""
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1  # of MessagePack's integers
-_ATOMS: Final = frozenset((NoneType, bool, float, str))  # MessagePack has them as they are
+_ATOMS: Final = frozenset((NoneType, bool, float, str))  # native types of MessagePack
+# Keys of one dict or set with the same hash. Hashes of numbers and tuples are not keyed, so a sender can make any
+# number of equal ones, and each key is compared with all before it. Honest values have a few.
 MAX_EQUAL_HASHES: Final = 256
-"""Keys of one dict or set that may have the same hash. Hashes of numbers and tuples are not keyed, so a sender can make
-as many equal ones as it likes, and each key is compared with all of those before it. Honest values have a few."""
 _AT_ONCE: Final = 64  # keys
 _LEAST_SECONDS: Final = 1.0  # longer than a pause of the garbage collector
-_SECONDS_PER_KEY: Final = 10e-6  # fifty times what honest keys take, besides their hashes
+_SECONDS_PER_KEY: Final = 10e-6  # fifty times what honest keys need, without hashing
 _Item: TypeAlias = bool | int | float | str | Ext | None
 _encode: Final = Encoder().encode
 _decode_item: Final = Decoder(_Item).decode
@@ -61,28 +57,28 @@ DATETIME, DATE, TIME, TIMEDELTA, TENSOR, LIST, BYTES = range(11, 18)
 
 
 class ObjectError(ValueError):
-    """Bytes that are no encoded value: whoever sent them speaks something else."""
+    """The bytes are not an encoded value."""
 
 
 # ---------------------------------------------------------------- writing
 
 
 class ValueWriter:
-    """Turns one value into what MessagePack can hold. `apart`: the memory of its large arrays, in order."""
+    """Converts one value for MessagePack. `apart`: its large arrays, in order."""
 
     def __init__(self) -> None:
         self.apart: list[memoryview] = []
 
     def write(self, value: object) -> bytes:
-        """UsageError names what cannot be sent, and what to do about it."""
+        """UsageError names a value that cannot be sent, and the remedy."""
         try:
-            return _encode(self._plain(value))
+            return _encode(self._encodable(value))
         except RecursionError:
             raise UsageError("the value is nested too deeply, or contains itself; send its parts one by one") from None
         except UnicodeEncodeError as error:
             raise UsageError(f"a text of this value is not Unicode ({error}); send it as bytes") from error
 
-    def _plain(self, value: Any) -> Any:
+    def _encodable(self, value: Any) -> Any:
         kind = type(value)
         if kind in _ATOMS:
             return value
@@ -97,12 +93,12 @@ class ValueWriter:
         if torch_tensors.is_tensor(value):
             return Ext(TENSOR, _encode(self._array(adapt(value).array)))
         mirror = mirror_of(value) if hasattr(value, "dtype") and hasattr(value, "shape") else None
-        return _refuse(value) if mirror is None else self._array(mirror.read())
+        return _reject(value) if mirror is None else self._array(mirror.read())
 
-    def _within(self, code: int, values: Any) -> Ext:
-        # Most lists are of texts and floats alone. To know that takes no walk.
+    def _container(self, code: int, values: Any) -> Ext:
+        # Most lists hold only str and float, which this finds without a Python loop.
         plain = type(values) is list and _ATOMS.issuperset(map(type, values))
-        return Ext(code, _encode(values if plain else [self._plain(each) for each in values]))
+        return Ext(code, _encode(values if plain else [self._encodable(each) for each in values]))
 
     def _array(self, value: NDArray[Any]) -> Ext:
         code, shape = _code_of(value), value.shape
@@ -124,7 +120,7 @@ def _code_of(array: NDArray[Any]) -> int:
         raise UsageError(f"{error}; convert it, or pass pickle=True on both ends") from error
 
 
-def _refuse(value: object) -> NoReturn:
+def _reject(value: object) -> NoReturn:
     kind = type(value)
     remedy = "turn it into one of these"
     if hasattr(kind, "__dataclass_fields__"):
@@ -147,11 +143,11 @@ def _moment(value: datetime | time) -> bytes:
 
 _WRITING: Final[MappingProxyType[type, Callable[[ValueWriter, Any], Any]]] = MappingProxyType(
     {
-        list: lambda writer, value: writer._within(LIST, value),
-        dict: lambda writer, value: writer._within(PAIRS, [each for pair in value.items() for each in pair]),
-        tuple: lambda writer, value: writer._within(TUPLE, value),
-        set: lambda writer, value: writer._within(SET, value),
-        frozenset: lambda writer, value: writer._within(FROZENSET, value),
+        list: lambda writer, value: writer._container(LIST, value),
+        dict: lambda writer, value: writer._container(PAIRS, [each for pair in value.items() for each in pair]),
+        tuple: lambda writer, value: writer._container(TUPLE, value),
+        set: lambda writer, value: writer._container(SET, value),
+        frozenset: lambda writer, value: writer._container(FROZENSET, value),
         np.ndarray: ValueWriter._array,
         bytes: lambda _, value: Ext(BYTES, value),
         bytearray: lambda _, value: Ext(BYTEARRAY, value),
@@ -168,14 +164,14 @@ _WRITING: Final[MappingProxyType[type, Callable[[ValueWriter, Any], Any]]] = Map
 
 
 class ValueReader:
-    """Reads one value, whose large arrays lie in `apart`: they are used where they are."""
+    """Reads one value. Its large arrays use the memory of `apart`."""
 
     def __init__(self, apart: Sequence[memoryview]) -> None:
         self._apart = apart
-        self._seconds = _LEAST_SECONDS  # of processor time that are left for keys
+        self._seconds = _LEAST_SECONDS  # processor time left for keys
 
     def read(self, data: memoryview) -> Any:
-        """ObjectError for anything that a Writer would not have written."""
+        """ObjectError for bytes that ValueWriter does not write."""
         try:
             return self._value(_decode_item(data))
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, IndexError, struct.error) as error:
@@ -199,7 +195,7 @@ class ValueReader:
     def _frozenset(self, data: memoryview) -> frozenset[Any]:
         keys, trial = self._items(data), set[Any]()
         self._insert(keys, lambda part: trial.update(keys[part]))
-        return frozenset(keys)  # as quick: the same keys in the same order
+        return frozenset(keys)  # as fast: the same keys in the same order
 
     def _pairs(self, data: memoryview) -> dict[Any, Any]:
         flat, made = self._items(data), dict[Any, Any]()
@@ -210,9 +206,9 @@ class ValueReader:
         return made
 
     def _insert(self, keys: list[Any], insert: Callable[[slice], None]) -> None:
-        """Call `insert` for one part of the keys after the other. ValueError if too many have the same hash, or if the
-        keys of this value take more processor time than so many need. Different hashes collide too, where they lead
-        to the same places of a table, one after the other: only the time shows that, whatever Python's tables are like.
+        """Call `insert` for slices of the keys. ValueError if too many keys have the same hash, or if insertion takes
+        more processor time than honest keys need. Different hashes can collide too, depending on Python's tables: only
+        the time shows that.
         """
         if len(keys) <= MAX_EQUAL_HASHES:
             return insert(slice(None))
@@ -227,7 +223,7 @@ class ValueReader:
             if (most := max(map(equal.__getitem__, hashes))) > MAX_EQUAL_HASHES:
                 raise ValueError(f"{most} keys with the same hash; allowed are {MAX_EQUAL_HASHES}")
             insert(part)
-            self._seconds -= thread_time() - hashed - 4 * (hashed - begin)  # who inserts a tuple hashes it again
+            self._seconds -= thread_time() - hashed - 4 * (hashed - begin)  # inserting a tuple hashes it again
             if self._seconds < 0:
                 raise ValueError(f"a dict or set of {len(keys)} keys that collide")
         return None
@@ -292,14 +288,14 @@ _READING: Final[MappingProxyType[int, Callable[[ValueReader, memoryview], Any]]]
 # The first byte of the first part. Numbers are the wire format: never reuse one.
 _VALUES: Final = 1
 _PICKLE: Final = 2
-_PROTOCOL: Final = 5  # the first that leaves large memory apart
+_PROTOCOL: Final = 5  # the first with out-of-band buffers
 
 
 def encode_object(value: object, *, pickle: bool = False) -> list[memoryview]:
-    """The parts of a value; large arrays are not copied, so leave them alone until they are sent.
+    """Return the parts of a value. Large arrays are not copied: do not change them until they are sent.
 
-    UsageError names what cannot be sent. `pickle` takes nearly everything, but only for receivers who ask for it too.
-    MemoryError if there is no memory for the parts.
+    UsageError names a value that cannot be sent. With `pickle` nearly every value can, if the receiver passes it too.
+    Raises MemoryError.
     """
     if pickle:
         return _encode_pickle(value)
@@ -313,17 +309,17 @@ def _encode_pickle(value: object) -> list[memoryview]:
     try:
         data = pickling.dumps(value, protocol=_PROTOCOL, buffer_callback=apart.append)
     except MemoryError:
-        raise  # says nothing about the value
-    except Exception as error:  # whatever the __reduce__ of somebody's class raises
+        raise  # not the value's fault
+    except Exception as error:  # any exception of a user's __reduce__
         raise UsageError(f"a {type(value).__qualname__} cannot be pickled: {error}") from error
     return [memoryview(bytes((_PICKLE,)) + data), *(buffer.raw() for buffer in apart)]
 
 
 def decode_object(parts: Sequence[memoryview], *, pickle: bool = False) -> Any:
-    """The value. Its large arrays use the memory of their parts.
+    """Return the value. Its large arrays use the memory of their parts.
 
-    ObjectError for parts that are none. UsageError for a pickled value that was not asked for: nothing of it is read,
-    since reading it runs code that the sender chose. MemoryError if there is no memory for the value.
+    ObjectError if the parts are invalid. UsageError for a pickled value without `pickle`: nothing of it is read,
+    because reading it runs code that the sender chose. Raises MemoryError.
     """
     how = parts[0][0] if parts and len(parts[0]) else 0
     if how == _VALUES:
@@ -332,12 +328,12 @@ def decode_object(parts: Sequence[memoryview], *, pickle: bool = False) -> Any:
         raise ObjectError(f"not an encoded object: it begins with {how}")
     if not pickle:
         raise UsageError(
-            "the object was pickled, and reading it would run code of its sender's choice; nothing was read. Send it "
-            "without pickle=True, or pass pickle=True here too, if you trust who sent it with your process"
+            "the object was pickled, and reading it would run code that its sender chose; nothing was read. Send it "
+            "without pickle=True, or pass pickle=True here too, if you trust its sender to run code in this process"
         )
     try:
-        return pickling.loads(parts[0][1:], buffers=parts[1:])  # noqa: S301 - both ends have asked for it
+        return pickling.loads(parts[0][1:], buffers=parts[1:])  # noqa: S301 - both sides passed pickle=True
     except MemoryError:
-        raise  # says nothing about what was sent
-    except Exception as error:  # whatever a constructor raises that the sender chose
+        raise  # not the sender's fault
+    except Exception as error:  # any exception of a constructor that the sender chose
         raise ObjectError(f"not a pickled object that can be read here: {error!r}") from error

@@ -1,11 +1,9 @@
-"""The ranks of one host, as their arena must know them: who they are, how to wake them, and when they are lost.
+"""Set-up of the shared region: the ranks of a new communicator agree whether they share memory.
 
-The ranks of a new communicator agree whether they share memory, host by host, before its first collective.
-
-All or none: collectives choose their way by facts that must be the same on every rank, and "the ranks of every host
-share memory" is one of them. So the ranks of a host first make sure that all pairs of them are linked through memory;
-then the first of them makes an arena, the others open it and say whether they could; the firsts of all hosts tell one
-another; and each tells its own what came out of it. Where memory cannot be shared, the links serve instead.
+All hosts or none: the choice of algorithm must be the same on every rank and depends on this fact. The ranks of a host
+check that all pairs are linked through shared memory. The first of them creates a region; the others open it and report
+the result. The first ranks of all hosts exchange the results and send the decision to their hosts. Without shared
+memory the links are used.
 """
 
 from __future__ import annotations
@@ -33,38 +31,35 @@ from nexar.wire.text import foreign_line
 
 
 class RegionMembers:
-    """See arena.Members."""
+    """The ranks of one host for their shared region (RegionPeers): identity, wake-up and loss."""
 
     def __init__(self, group: Group, call_log: CallLog, ranks: Sequence[Rank]) -> None:
-        """`ranks`: of this host, by their index in the arena."""
         self._group = group
         self._call_log = call_log
         self._ranks = ranks
 
     def awaited(self, index: int) -> AwaitedPeer:
-        """See arena.Members."""
         rank = self._ranks[index]
         return AwaitedPeer(rank=rank, node=self._group.membership.member(rank).node)
 
     def given_up(self, index: int, operation: str) -> BaseException:
-        """See arena.Members. The rank itself says why, to the journal."""
+        """The call log receives the reason from that rank."""
         rank = self._ranks[index]
         return Cancelled(operation=operation, reason=f"rank {rank} has given it up", rank=rank)
 
     def differs(self, index: int, theirs: Fingerprint, mine: PublishedCall) -> BaseException:
-        """See arena.Members. All ranks are told."""
+        """Reports the mismatch to all ranks."""
         rank, (sequence, ours) = self._ranks[index], mine
         self._call_log.report_mismatch(sequence, ours, rank, theirs)
         return CollectiveMismatch(expected=ours.describe(), found=theirs.describe(), ranks=[rank], sequence=sequence)
 
     def wake_calls(self) -> list[Callable[[], None]]:
-        """By index; one's own does nothing."""
         links = self._group.links()
         found = [links[rank].wake_peer if rank in links else None for rank in self._ranks]
-        return [each or _nobody for each in found]
+        return [each or _ignore for each in found]
 
     def watch(self, region: SharedRegion) -> Callable[[], None]:
-        """Fail it when one of them is lost. Returns what ends the watch."""
+        """Fail the region when one of the ranks is lost. Returns the function that ends the watch."""
         nodes = {self._group.membership.member(rank).node for rank in self._ranks}
 
         def lost(node: NodeId, error: NexarError) -> None:
@@ -74,27 +69,25 @@ class RegionMembers:
         return self._group.router.on_peer_lost(lost)
 
 
-def _nobody() -> None:
-    """Oneself is awake."""
+def _ignore() -> None: ...
 
 
 _log = logging.getLogger(__name__)
 
+# Ranks per host, and hosts. All pairs of a host and the first ranks of all hosts must be linked before the first
+# collective, which costs more than it gives in larger worlds.
 MAX_SHARING: Final = 8
-"""Ranks of a host, and hosts: all pairs of a host must be linked, and the first ranks of all hosts, before the first
-collective; in larger worlds that would cost more than it gives.
-"""
-_SEQUENCE: Final = (1 << 64) - 1  # no collective ever has this number
-_HELLO, _INVITE, _ANSWER, _HOSTS, _VERDICT = range(5)
-_FINE: Final = b"+"
-_LONGEST: Final = 1000  # bytes of what others say that is logged
+_SEQUENCE: Final = (1 << 64) - 1  # no collective has this number
+_HELLO, _OFFER, _ANSWER, _HOSTS, _DECISION = range(5)
+_OK: Final = b"+"
+_LONGEST: Final = 1000  # bytes of another rank's text in the log
 _NAME: Final = "making the communicator"
 _MISSING: Final = "its part in it: it has not made the same init, split or group, or it waits for another rank itself"
 
 
 def may_share(membership: Membership, topology: str = FULL_MESH) -> bool:
-    """Is it worth trying? Pure, so that all ranks come to the same answer without a word. `topology`: of these ranks,
-    where it is known; those of a host share memory only if all of them are neighbours.
+    """Whether to try. Pure, so all ranks agree without messages. `topology`: of these ranks, if known; the ranks of a
+    host share memory only if all pairs are neighbours.
     """
     most = max(len(membership.ranks_on(host)) for host in membership.hosts)
     if most == 1 or not all("shm" in each.capabilities for each in membership.members):
@@ -110,13 +103,12 @@ def may_share(membership: Membership, topology: str = FULL_MESH) -> bool:
 
 
 def _are_neighbours(membership: Membership, host: str, topology: str) -> bool:
-    """All ranks of a host of one another."""
     ranks, size = membership.ranks_on(host), membership.size
     return all(are_neighbors(topology, size, *pair) for pair in combinations(ranks, 2))
 
 
 class SharedMemorySetup:
-    """The set-up of one communicator, at one rank."""
+    """The set-up of one communicator at one rank."""
 
     def __init__(self, group: Group, deadline: float) -> None:
         self._group = group
@@ -128,12 +120,12 @@ class SharedMemorySetup:
         self._memory: RegionMemory | None = None
         self._region: SharedRegion | None = None
         self._unwatch: Callable[[], None] | None = None
+        # The ranks of every host share memory. The same on all ranks after `agree`.
         self.shared = False
-        """The ranks of every host share memory: the same on all ranks, once they have agreed."""
 
     def agree(self, call_log: CallLog) -> SharedRegion | None:
-        """The arena; None on every rank if any host cannot have one. A host with a single rank needs none, and has
-        none: `shared` tells the difference. Close the sharing when the communicator ends.
+        """Return the region; None on every rank if one host cannot have one. A host with one rank needs no region;
+        there `shared` tells the difference. Close this object when the communicator ends.
         """
         try:
             reason = self._try()
@@ -148,25 +140,25 @@ class SharedMemorySetup:
         return self._make(call_log, self._memory)
 
     def _try(self) -> str:
-        """What keeps the ranks of this host from sharing memory, as the first of them knows; empty: nothing."""
+        """Return why this host's ranks cannot share memory, as its first rank knows; empty: they can."""
         if not self._others:
             return ""
         self._group.open_links(self._others, self._deadline)
-        self._tell(self._others, _HELLO, b"")
-        self._hear(self._others, _HELLO)
+        self._send(self._others, _HELLO, b"")
+        self._receive(self._others, _HELLO)
         reason = self._missing_link()
         if self._group.rank == self._local[0]:
-            return self._invite(reason)
-        (offer,) = self._hear([self._local[0]], _INVITE)
-        self._tell([self._local[0]], _ANSWER, (reason or self._open(offer)).encode())
+            return self._offer(reason)
+        (offer,) = self._receive([self._local[0]], _OFFER)
+        self._send([self._local[0]], _ANSWER, (reason or self._open(offer)).encode())
         return ""
 
     def _missing_link(self) -> str:
         links = self._group.links()
-        bare = [rank for rank in self._others if rank not in links or "shm" not in links[rank].schemes]
-        return f"ranks {bare} are linked to rank {self._group.rank} through the network only" if bare else ""
+        unlinked = [rank for rank in self._others if rank not in links or "shm" not in links[rank].schemes]
+        return f"ranks {unlinked} are linked to rank {self._group.rank} through the network only" if unlinked else ""
 
-    def _invite(self, reason: str) -> str:
+    def _offer(self, reason: str) -> str:
         offer = ""
         if not reason:
             try:
@@ -174,8 +166,8 @@ class SharedMemorySetup:
                 offer = self._memory.offer
             except OSError as error:
                 reason = str(error)
-        self._tell(self._others, _INVITE, offer.encode())
-        answers = [answer.decode(errors="replace") for answer in self._hear(self._others, _ANSWER)]
+        self._send(self._others, _OFFER, offer.encode())
+        answers = [answer.decode(errors="replace") for answer in self._receive(self._others, _ANSWER)]
         return reason or next(filter(None, answers), "")
 
     def _open(self, offer: bytes) -> str:
@@ -188,34 +180,30 @@ class SharedMemorySetup:
         return ""
 
     def _decide(self, reason: str) -> bool:
-        """The same on every rank."""
         first = self._local[0]
         if self._group.rank != first:
-            (verdict,) = self._hear([first], _VERDICT)
+            (decision,) = self._receive([first], _DECISION)
         else:
-            mine = reason.encode() or _FINE
+            mine = reason.encode() or _OK
             others = [rank for rank in self._firsts if rank != first]
-            self._tell(others, _HOSTS, mine)
-            verdicts = [mine, *self._hear(others, _HOSTS)]
-            verdict = next((each for each in verdicts if each != _FINE), _FINE)
-            self._tell(self._others, _VERDICT, verdict)
-        if verdict != _FINE:
-            text = foreign_line(verdict[:_LONGEST].decode(errors="replace"))
-            _log.info("collectives do not use shared memory, the links serve instead: %s", text)
-        return verdict == _FINE
+            self._send(others, _HOSTS, mine)
+            decisions = [mine, *self._receive(others, _HOSTS)]
+            decision = next((each for each in decisions if each != _OK), _OK)
+            self._send(self._others, _DECISION, decision)
+        if decision != _OK:
+            text = foreign_line(decision[:_LONGEST].decode(errors="replace"))
+            _log.info("collectives use links, not shared memory: %s", text)
+        return decision == _OK
 
     def _make(self, call_log: CallLog, memory: RegionMemory) -> SharedRegion:
         group = self._group
-        housemates = RegionMembers(group, call_log, self._local)
-        region = SharedRegion(
-            group.progress, memory, self._local.index(group.rank), housemates, housemates.wake_calls()
-        )
+        members = RegionMembers(group, call_log, self._local)
+        region = SharedRegion(group.progress, memory, self._local.index(group.rank), members, members.wake_calls())
         self._region = region
-        self._unwatch = housemates.watch(region)
+        self._unwatch = members.watch(region)
         return region
 
     def close(self) -> None:
-        """Idempotent."""
         if self._unwatch is not None:
             self._unwatch()
         if self._region is not None:
@@ -223,23 +211,23 @@ class SharedMemorySetup:
         elif self._memory is not None:
             self._memory.close()
 
-    # -- words -------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------
 
-    def _tell(self, ranks: Iterable[Rank], step: int, text: bytes) -> None:
+    def _send(self, ranks: Iterable[Rank], step: int, text: bytes) -> None:
         about = MessageHeader(space=Space.COLLECTIVE, sequence=_SEQUENCE, step=step)
         sent: list[Operation] = [
             self._group.post_send(rank, memoryview(text), self._deadline, about=about) for rank in ranks
         ]
         self._wait(sent)
 
-    def _hear(self, ranks: Iterable[Rank], step: int) -> list[bytes]:
+    def _receive(self, ranks: Iterable[Rank], step: int) -> list[bytes]:
         tag = collective_tag(_SEQUENCE, step)
         posted = [self._group.post_receive(rank, None, space=Space.COLLECTIVE, tag=tag) for rank in ranks]
         self._wait(posted)
         return [bytes(receive.into or b"") for receive in posted]
 
     def _wait(self, operations: Sequence[Operation]) -> None:
-        """As for every operation; but the user has heard of no such message, only of the call that needs it."""
+        """Report a timeout as one of the user's call, because users do not know these messages."""
         try:
             self._group.wait(operations, self._deadline)
         except OperationTimeout as late:

@@ -1,4 +1,4 @@
-"""Every verb once more, started instead of waited for: `comm.start.all_reduce(x)` gives a Request."""
+"""`comm.start`: the operations of a communicator as non-blocking ones."""
 
 from __future__ import annotations
 
@@ -22,31 +22,29 @@ from nexar.types import ANY_SOURCE, Rank
 
 
 class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
-    """The verbs of a communicator: each takes its number now, and returns a Request at once.
-
-    Only a link that is not open yet is waited for: what runs in the background must not have to.
+    """Each method takes its sequence number now and returns a Request at once. Only opening a missing link blocks,
+    because the background must not wait for that.
     """
 
     def __init__(
         self,
         context: CollectiveContext,
         seconds: Callable[[Any], float],
-        judge: ErrorResolver,
+        resolver: ErrorResolver,
         remote_calls: RemoteCalls,
     ) -> None:
-        """`seconds(timeout)` checks a timeout, and that the communicator is open; `judge`: see Request."""
-        self._judge = judge
+        self._resolver = resolver
         self._can_retract = True
         self._context = context
         self._group = context.group
         self._seconds_of = seconds
         self._remote_calls = remote_calls
-        self._linked = False  # to all ranks; any thread writes it, once they are
-        self._finish: Callable[[Any], Any] | None = None  # see finishing(); written before anybody else has it
+        self._linked = False  # to all ranks; written by any thread
+        self._finish: Callable[[Any], Any] | None = None  # written by finishing(), before the copy is shared
 
     def finishing(self, finish: Callable[[Any], Any]) -> Starter:
-        """The same verbs, whose requests end with `finish(result)`, which gives their result. It is run by whoever
-        drives the node, before the request is done: it must not block.
+        """Return a Starter whose results pass through `finish(result)`. The driver calls it before the request is done,
+        so it must not block.
         """
         other = copy(self)
         other._finish = finish
@@ -60,40 +58,42 @@ class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
         return seconds
 
     def _open_links(self, deadline: float) -> None:
-        """To those who are still there: what others have sent before they left needs none."""
+        """Only to present members: messages that departed members sent before need no link."""
         find, members = self._group.mesh.directory.find, enumerate(self._group.membership.members)
         try:
             self._group.open_links([rank for rank, each in members if find(each.node) is not None], deadline)
         except NexarError as error:
-            raise self._judge.judge(error) from None
+            raise self._resolver.resolve_error(error) from None
 
     def _deadline(self, timeout: Any) -> float:
         return deadline_after(self._seconds_of(timeout))
 
     def probe(self, source: Rank = ANY_SOURCE, tag: int | None = None, *, timeout: float | None = None) -> Any:
-        """A Request for what probe tells; it waits for such a message, and cannot only look."""
+        """Return a Request for the result of probe. `timeout=0` raises UsageError."""
         if timeout == 0:
-            raise UsageError("start.probe(timeout=0) would give up at once; to only look, call comm.probe(timeout=0)")
+            raise UsageError(
+                "start.probe(timeout=0) would time out at once; call comm.probe(timeout=0) to check without waiting"
+            )
         return super().probe(source, tag, timeout=timeout)
 
-    def _conduct(self, work: PendingCollective, timeout: float) -> Request:
+    def _run_collective(self, work: PendingCollective, timeout: float) -> Request:
         runner = self._context.runner
         running = runner.start(work if self._finish is None else work.map_result(self._finish))
         self._group.progress.drive_in_background()
-        return Request(runner, running, timeout, self._judge)
+        return Request(runner, running, timeout, self._resolver)
 
     def _call(self, work: PendingCollective, timeout: float) -> Request:
         runner = self._context.runner
         running = runner.start(work)
         self._group.progress.drive_in_background()
-        return CallRequest(runner, running, timeout, self._judge)
+        return CallRequest(runner, running, timeout, self._resolver)
 
-    def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Request:
-        work = PendingCollective(run, None, _as_it_is)
+    def _run_operation(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Request:
+        work = PendingCollective(run, None, _unchanged)
         if taken is not None:
             work.taken = taken
-        return self._conduct(work, deadline - monotonic())
+        return self._run_collective(work, deadline - monotonic())
 
 
-def _as_it_is(error: BaseException | None) -> BaseException | None:
+def _unchanged(error: BaseException | None) -> BaseException | None:
     return error

@@ -1,10 +1,6 @@
-"""What this node does inside nexar: for a rank that asks why another one is missing in a collective.
+"""What a node knows about itself and its peers: current activity, health of the ranks, status report for the seed.
 
-A rank that is missing in one communicator may be in a call of another one, or wait for a message. Neither is user code.
-
-How the ranks of a communicator are, as one of them sees it.
-
-What this node tells the seed of itself, once a second: off the way of calls, from what they count anyway.
+All of it is read from counters that calls update anyway, so it costs calls nothing.
 """
 
 from __future__ import annotations
@@ -29,28 +25,28 @@ from nexar.wire.control import CurrentCall
 from nexar.wire.status import MAX_AWAITED, MAX_LATE, MAX_PEERS, LateRank, PeerTraffic, StatusReport
 from nexar.wire.text import line
 
+# Prefix of the names of nexar's threads: their waits say nothing about user code.
 _OWN_THREADS = "nexar-"
-"""How the names of nexar's own threads begin: what they wait for says nothing about the user."""
 
 
 class NodeActivity:
-    """Of one node. Any thread; no method takes a lock, so a node that hangs can be asked as well."""
+    """Tells what a node does when a collective misses it: a call of another communicator, or a wait, is not user code.
+    Any thread. Takes no lock, so it works on a node that hangs.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._call_logs: dict[CallLog, None] = {}  # of communicators that are open; changed in single steps
+        self._call_logs: dict[CallLog, None] = {}  # of open communicators; changed atomically
 
     def add(self, call_log: CallLog) -> None:
-        """A communicator is open."""
         self._call_logs[call_log] = None
 
     def remove(self, call_log: CallLog) -> None:
-        """It is closed."""
         self._call_logs.pop(call_log, None)
 
     def beside(self, communicator: int, generation: int) -> tuple[str, float] | None:
-        """What this node does that is no collective call of this generation, and since when (time.monotonic): the call
-        that has lasted longest. None: nothing, so it is in user code.
+        """Return the longest activity that is not a call of this generation, and its start (time.monotonic); None: user
+        code.
         """
         others = (each for each in self._call_logs.copy() if each.about != (communicator, generation))
         calls = [
@@ -67,37 +63,36 @@ class NodeActivity:
 
 HealthState: TypeAlias = Literal["self", "alive", "stuck", "silent", "lost", "unwatched"]
 
+# Limit for a peer's own text.
 _CHARACTERS: Final = 120
-"""Of what a peer says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One rank."""
+    """Health of one rank."""
 
     rank: Rank
     node: NodeId
     state: HealthState
-    """Stuck: it lives, and does not go on. Silent: nothing has come for the heartbeat timeout. Lost: it cannot be
-    reached, and the others are asked whether they can. Unwatched: others look after it, and nothing bad was heard of
-    it."""
+    """"stuck": alive without progress. "silent": nothing received for the heartbeat timeout. "lost": unreachable, and
+    the others are asked whether they reach it. "unwatched": other ranks watch it and reported nothing.
+    """
     host: str
-    """Its id, as in `comm.host`."""
+    """Id of its host, as in `comm.host`."""
     address: str | None
-    """Where it listens; None: only within its host."""
+    """Address at which it listens; None: only within its host."""
     carriers: tuple[str, ...]
-    """What connects us now: "shm", "quic", "tls"."""
+    """Current carriers to it: "shm", "quic", "tls"."""
     last_heard: float | None
-    """Seconds since anything came from it; None: not known here."""
+    """Seconds since anything was received from it; None: unknown here."""
     doing: str
-    """The call that it has been in for longest, as `all_reduce #1234 for 12 s`; empty: none, or not known here."""
+    """Its longest current call, as `all_reduce #1234 for 12 s`; empty: none or unknown here."""
     last_finished: str
-    """The last call that it finished, so far as is known here."""
+    """The last call it finished, if known here."""
     cause: str = ""
     """Why it is lost."""
 
     def __str__(self) -> str:
-        """One line, for people."""
         facts = [f"{describe_peer(self.rank, self.node, self.address)}: {self.state}"]
         if self.cause:
             facts.append(self.cause)
@@ -111,7 +106,7 @@ class Health:
 
 
 class LinkHealth(Protocol):
-    """What is asked of a link."""
+    """What `health` reads of a link."""
 
     @property
     def schemes(self) -> tuple[str, ...]: ...
@@ -128,10 +123,8 @@ def health(
     links: Mapping[NodeId, LinkHealth],
     suspects: Mapping[NodeId, str],
 ) -> dict[Rank, Health]:
-    """All members, by rank.
-
-    `mine` is what this node does, and the last call it finished; `known` what its heartbeat knows of another, None
-    where it does not watch it; `suspects` says why those are gone who have not been voted out yet.
+    """Return the health of all members by rank. `mine`: this node's calls and its last finished one. `known`: the
+    heartbeat's view of a node, None if not watched. `suspects`: cause by node of losses not voted on yet.
     """
 
     def of(rank: Rank, member: Member) -> Health:
@@ -172,7 +165,7 @@ def _state(known: PeerLiveness | None, suspected: str | None) -> HealthState:
 
 
 def _longest(doing: Sequence[CurrentCall], since: float = 0.0) -> str:
-    """The call that has not moved for longest; `since` that was told."""
+    """Return the call without progress for longest. `since`: seconds since the peer reported it."""
     call = max(doing, key=lambda each: each.age, default=None)
     if call is None:
         return ""
@@ -180,16 +173,15 @@ def _longest(doing: Sequence[CurrentCall], since: float = 0.0) -> str:
 
 
 def _address(member: Member) -> str | None:
-    """The best one of a transport that reaches other hosts."""
     found = [places[0] for scheme, places in member.addresses.items() if scheme != "shm" and places]
     return found[0] if found else None
 
 
-_FEW: Final = 4  # ranks of a communicator that are worth naming each
+_FEW: Final = 4  # ranks of a communicator that are named individually
 
 
 class LinkInfo(Protocol):
-    """What is asked of a link."""
+    """What a status report reads of a link."""
 
     @property
     def schemes(self) -> tuple[str, ...]: ...
@@ -201,7 +193,7 @@ class LinkInfo(Protocol):
 def make_status_report(
     membership: Membership, me: NodeId, call_logs: Iterable[CallLog], links: Mapping[NodeId, LinkInfo]
 ) -> StatusReport | None:
-    """`journals` of its communicators, the world's first. None: this node is no member any more."""
+    """Return the report; None if this node is no longer a member. `call_logs`: the world's first."""
     rank = membership.rank_of(me)
     if rank is None:
         return None
@@ -243,7 +235,6 @@ def _sum(counted: Iterable[Mapping[str, Any]], name: str) -> int:
 
 
 def _doing(membership: Membership, call_logs: list[CallLog]) -> dict[str, Any]:
-    """The call that has been in flight for longest, and the last that went well."""
     now = monotonic()
     calls = [(entry, call_log) for call_log in call_logs for entry in call_log.in_flight()]
     found: dict[str, Any] = {}
@@ -263,7 +254,7 @@ def _doing(membership: Membership, call_logs: list[CallLog]) -> dict[str, Any]:
 
 
 def _named(membership: Membership, call: str, call_log: CallLog) -> str:
-    """`all_reduce #3 of ranks 2, 3`: calls are numbered by each communicator, and the world's needs no name."""
+    """Name the call with its ranks: each communicator numbers its own calls. The world needs no name."""
     if call_log.communicator == WORLD:
         return line(call)
     ranks = _ranks(membership, call_log.nodes)
@@ -271,13 +262,12 @@ def _named(membership: Membership, call: str, call_log: CallLog) -> str:
 
 
 def _awaited(membership: Membership, entry: Call, call_log: CallLog) -> tuple[Rank, ...]:
-    """By their ranks in the world, which are those of the board: those in the communicator are others."""
+    """Return awaited ranks as ranks of the world, which the status board uses."""
     nodes = call_log.nodes
     return _ranks(membership, (nodes[rank] for rank in entry.waiting_for()))[:MAX_AWAITED]
 
 
 def _ranks(membership: Membership, nodes: Iterable[NodeId]) -> tuple[Rank, ...]:
-    """Of those that are members, in their order."""
     return tuple(sorted(rank for node in nodes if (rank := membership.rank_of(node)) is not None))
 
 
@@ -288,7 +278,6 @@ def _traffic(membership: Membership, links: Mapping[NodeId, LinkInfo]) -> dict[N
 def _peers(
     membership: Membership, links: Mapping[NodeId, LinkInfo], traffic: Mapping[NodeId, dict[str, float]]
 ) -> tuple[PeerTraffic, ...]:
-    """Those that carried most, by rank."""
     busiest = sorted(traffic, key=lambda node: -traffic[node]["bytes_sent"] - traffic[node]["bytes_received"])
     peers = [
         PeerTraffic(

@@ -1,14 +1,10 @@
-"""What a call raises that ended because its communicator is over: with what to go on, or why there is nothing.
+"""The generations of one node and their successors.
 
-The communicators of one node, and their successors.
-
-    change of the membership ─→ interrupt those it concerns ─→ make each successor, together ─→ seal the fates
-
-Law: a communicator that loses a member, or whose members lost a link between them, is over on all its members, by the
-same change, and gets one successor: the one of the last change. Who is still making an earlier one gives it up when the
-next change comes. One that cannot be made holds up no other: it is tried again when another change concerns it, and
-given up if none does in time. None is made with a member that has closed the communicator: the others are told so. Who
-leaves quietly ends none: each goes on until one of its members needs who left.
+Law: a communicator that loses a member, or a link between members, ends on all its members by the same change and gets
+one successor, that of the last change: a build of an earlier one is abandoned. A successor that cannot be made delays
+no other; it is tried again at the next change that concerns it, and given up if none comes in time. No successor is
+made with a member that closed the communicator. A quiet departure ends a communicator only when a member needs the
+departed one.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ from nexar.types import NodeId, Rank
 
 
 class ErrorResolution:
-    """What a lineage says to calls. Any thread."""
+    """Maps errors of calls to outcomes of their generation. Any thread."""
 
     _config: Config
     _changed: threading.Condition
@@ -57,29 +53,28 @@ class ErrorResolution:
     _needed: NeededMembers
     _closed: bool
     _end: Callable[[Group], NexarError] | None
+    # Called when a call needs a member that cannot be reached.
     missed: Callable[[NodeId, str], None]
-    """Told that somebody here needs a member that cannot be reached."""
+    # Called when communicators need a successor, in the world of this epoch. Must not block.
     renew: Callable[[tuple[int, ...], int], None]
-    """Told that these communicators want a successor, in the world of this epoch. Must not block."""
 
-    def judge(self, generation: Generation, error: BaseException) -> BaseException:
-        """What a call on this branch has to raise that ended with this error. Under the automatic policy it waits
-        until the survivors have agreed, if that is what it takes; never longer than `recovery_timeout` and a little.
+    def resolve_error(self, generation: Generation, error: BaseException) -> BaseException:
+        """Return the error that a call has to raise. Under the automatic policy it may block until the survivors have
+        agreed, up to 1.5 × `recovery_timeout`.
         """
         outcome = self.outcome_after(generation, error)
         if outcome is None:
             return self._advised(generation, error)
         if not outcome.done:
-            with suppress(NexarError):  # it is looked at below
+            with suppress(NexarError):  # checked below
                 generation.group.wait((outcome,), time.monotonic() + 1.5 * self._config.recovery_timeout)
         return copy(outcome.error) if outcome.error is not None else error
 
     def _advised(self, generation: Generation, error: BaseException) -> BaseException:
-        """Under the manual policy the user has to ask for the successor."""
         node = _member(generation, error)
         if node is None or self._config.recovery_policy != "manual":
             return error
-        self.missed(node, getattr(error, "cause", "it left"))  # what the user asks for is to be without it
+        self.missed(node, getattr(error, "cause", "it left"))  # so that the successor lacks it
         return PeerLost(
             rank=generation.membership.rank_of(node),
             node=node,
@@ -90,14 +85,13 @@ class ErrorResolution:
         )
 
     def outcome_after(self, generation: Generation, error: BaseException) -> GenerationOutcome | None:
-        """What a call has to wait for that ended with this error; None if that is all there is to say."""
+        """Return the outcome for which the call has to wait; None: raise the error unchanged."""
         consequence = isinstance(error, (PeerLost, Revoked, LinkClosed))
         if not consequence or not (generation.outcome.done or self._concerns(generation, error)):
             return None
         return generation.outcome
 
     def _concerns(self, generation: Generation, error: BaseException) -> bool:
-        """Whether there will be a fate to wait for; if nobody has seen to it yet, this does."""
         if generation.interrupted:
             return True
         node = _member(generation, error) if self._config.recovery_policy == "automatic" else None
@@ -106,11 +100,11 @@ class ErrorResolution:
         self.need(generation.communicator, generation.membership, node, getattr(error, "cause", "it left"))
         return True
 
-    # -- who is needed -----------------------------------------------------------------------------------------
+    # -- needed members ----------------------------------------------------------------------------------------
 
     def need(self, communicator: int, membership: Membership, node: NodeId, cause: str) -> None:
-        """Somebody here needs this member of this generation, and cannot reach it. If it is lost, the others agree on
-        that; if it has left the world already, this communicator gets a successor without it. Never blocks.
+        """Record that a call needs this unreachable member. If it is lost, the others agree on that; if it left the
+        world, the communicator gets a successor without it. Never blocks.
         """
         with self._changed:
             self._needed.add(communicator, membership, node)
@@ -118,12 +112,11 @@ class ErrorResolution:
         self._ask_again()
 
     def gone_from(self, generation: Generation) -> dict[NodeId, str]:
-        """Members of it that are none of the world any more, and why."""
         with self._changed:
             return self._history.gone_from(generation.membership)
 
     def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
-        """Who goes on after this generation of it, if something that concerns it is chosen in time."""
+        """Return the membership after this generation if a change that concerns it is chosen in time."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._history.following(communicator, membership) or self._closed or self._end is not None,
@@ -132,7 +125,6 @@ class ErrorResolution:
             return None if self._end is not None else self._history.following(communicator, membership)
 
     def _ask_again(self) -> None:
-        """For what is needed and not chosen yet."""
         with self._changed:
             unmet, epoch = self._needed.unmet(), self._history.world.epoch
         if unmet:
@@ -140,8 +132,8 @@ class ErrorResolution:
 
 
 def _member(generation: Generation, error: BaseException) -> NodeId | None:
-    """The member that it names as lost; None: it names none. Where this side has closed a link, the member at its other
-    end had left the world: while a communicator is open nothing else closes one.
+    """Return the member that the error names as lost, or None. If this side closed the link, that member had left the
+    world: nothing else closes a link while a communicator is open.
     """
     if not isinstance(error, (PeerLost, LinkClosed)):
         return None
@@ -157,41 +149,41 @@ _CLOSED: Final = "this node is closed; make a new one with nexar.init()"
 
 
 class Successors(ErrorResolution):
-    """Of one node. Any thread. See cluster.recovery.Heir. Close it before the mesh."""
+    """A MembershipListener that makes the successors of one node. Any thread. Close it before the mesh."""
 
     def __init__(self, builder: GenerationBuilder, membership: Membership) -> None:
         self._builder = builder
         self._config = builder.config
+        # Makes the user's communicator of a generation. This and the next ones: written once, before the first
+        # generation.
         self.wrap: Callable[[Generation], Any] = _nothing
-        """Makes what the user holds of a branch. Written once, before the first branch."""
-        self.missed = self.renew = _nothing  # see Judging; written once, before the first branch
+        self.missed = self.renew = _nothing
+        # Called with each generation before it is used.
         self.opened: Callable[[Generation], None] = _nothing
-        """Told of each branch before anybody uses it. Likewise."""
+        # Called with each generation once `find` returns it, before it is used.
         self.listed: Callable[[Generation], None] = _nothing
-        """Told of each once `find` finds it, and still before anybody uses it. Likewise."""
+        # Called for successors in which this node does not take part. Must not block.
         self.absent: Callable[[ClosedCommunicator], None] = _nothing
-        """Told of what others may make a successor of, and this node takes no part in. Must not block. Likewise."""
-        self._changed = threading.Condition()  # over everything below
+        self._changed = threading.Condition()  # guards everything below
         self._history = ChangeHistory(membership)
         self._needed = NeededMembers(self._history)
         self._closed_communicators = ClosedCommunicators()
-        self._generations: dict[Generation, None] = {}  # without a successor, in the order of their making
-        self._failed_builds = FailedBuilds()  # at their successors
-        self._building: dict[Group, None] = {}  # of those that are being made
-        self._end: Callable[[Group], NexarError] | None = None  # of all of them, for good
+        self._generations: dict[Generation, None] = {}  # without a successor, oldest first
+        self._failed_builds = FailedBuilds()
+        self._building: dict[Group, None] = {}
+        self._end: Callable[[Group], NexarError] | None = None
         self._closed = False
         self._build_threads = BuildThreads(self._changed)
-        self._thread: threading.Thread | None = None  # hands out what is to be made; made with the first change
+        self._thread: threading.Thread | None = None  # starts builds; made at the first change
 
-    # -- making, by the user's threads -----------------------------------------------------------------------
+    # -- called by the user's threads ------------------------------------------------------------------------
 
     def begin(
         self, membership: Membership, communicator: int, deadline: float, *, completed: CompletedCalls | None = None
     ) -> Generation:
-        """The first generation of a communicator that this node has, together with its members. `completed`: others of
-        them may have had an earlier one, and this is how far this node came in that. PeerLost, OperationTimeout;
-        LinkClosed: a change came first, and some of them may have heard of it while they made this. Raises what ended
-        all of them.
+        """Return the first generation of a communicator at this node, made together with its members. `completed`: this
+        node's progress if other members had an earlier one. Raises PeerLost, OperationTimeout, or LinkClosed if a
+        change came first.
         """
         generation, _ = self._make(membership, communicator, deadline, completed)
         self.opened(generation)
@@ -207,20 +199,21 @@ class Successors(ErrorResolution):
         if end is not None:
             generation.interrupt()
             generation.outcome.resolve(end(generation.group))
-        elif late:  # what concerns it was chosen while it was made
+        elif late:  # a change was chosen during the build
             generation.interrupt()
             self._wake()
         return generation
 
     def forget(self, generation: Generation) -> None:
-        """The user has closed it. Whoever makes a successor now is told; if that is under way here, when it has failed:
-        else all of them have it. What is sealed and still here was given up, whoever is at it.
+        """The user closed it. Members that make its successor are notified; if this node is building one, only if that
+        fails, because otherwise all have it. A generation with an outcome that is still listed was abandoned by its
+        builder.
         """
         with self._changed:
             wanted = generation in self._generations
             self._generations.pop(generation, None)
             self._failed_builds.forget(generation)
-            if wanted:  # else somebody may need who is gone on a later generation
+            if wanted:  # else a later generation may need a departed member
                 self._needed.forget(generation.communicator)
             making = self._build_threads.is_at(generation) and not generation.outcome.done
             late = self._history.after(generation) is not None and not making
@@ -230,7 +223,7 @@ class Successors(ErrorResolution):
         generation.end()
 
     def closed_by(self, generation: Generation, node: NodeId) -> None:
-        """This member has closed it. Never blocks."""
+        """A member closed it. Never blocks."""
         with self._changed:
             generation.closed_by_nodes.add(node)
             making = [each for each in self._building if each.communicator == generation.communicator]
@@ -240,7 +233,6 @@ class Successors(ErrorResolution):
         self._wake()
 
     def find(self, communicator: int, generation: int) -> Generation | None:
-        """One that is open."""
         with self._changed:
             about = communicator, generation
             return next(
@@ -248,7 +240,7 @@ class Successors(ErrorResolution):
             )
 
     def wait_for_successor(self, generation: Generation, deadline: float) -> Any:
-        """What the user gets next; None: nothing in time, or a member has closed it. Raises what ended all of them."""
+        """Return the successor; None: timeout, or a member closed it. Raises the error that ended all communicators."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -264,13 +256,13 @@ class Successors(ErrorResolution):
             return generation.successor
 
     def is_concerned(self, generation: Generation) -> bool:
-        """Whether a change that was chosen gives it a successor. Not if that was given up: it takes another one."""
+        """Whether a chosen change gives it a successor that was not given up."""
         with self._changed:
             target = self._history.after(generation)
             return target is not None and not self._failed_builds.is_given_up(generation, target)
 
     def is_blocked_by_close(self, generation: Generation) -> bool:
-        """Whether it was given up because a member has closed it, and that member is still here."""
+        """Whether it was given up because a member closed it that is still in the world."""
         with self._changed:
             return self._is_blocked_by_close(generation)
 
@@ -279,26 +271,23 @@ class Successors(ErrorResolution):
         return generation.is_blocked_by_close and generation.bar(self._history.world) is not None
 
     def generations(self) -> list[Generation]:
-        """Those that are open."""
         with self._changed:
             return list(self._generations)
 
     def missing(self, generation: Generation) -> tuple[Rank, ...]:
-        """Who was waited for in vain when its successor was made last, by their ranks in it."""
         with self._changed:
             missing = self._failed_builds.missing(generation)
         return tuple(sorted(rank for node in missing if (rank := generation.membership.rank_of(node)) is not None))
 
-    # -- Heir: whoever performs, without waiting -------------------------------------------------------------
+    # -- MembershipListener: must not block ------------------------------------------------------------------
 
     def changes(self, change: Change, after: Membership) -> None:
-        """See Heir. Whoever is interrupted waits for its fate."""
         for generation in self.generations():
             if generation.next_membership(after, [change]) is not None:
                 generation.interrupt()
 
     def changed(self, change: Change, after: Membership) -> None:
-        """See Heir. What was opened since is interrupted here."""
+        """Interrupts also generations opened since `changes`."""
         with self._changed:
             self._history.add(change, after)
             making = {each: end for each in self._building if (end := self._history.end_of(each))}
@@ -307,7 +296,7 @@ class Successors(ErrorResolution):
         for generation in concerned:
             generation.interrupt()
         for group, end in making.items():
-            group.close(end)  # it comes too late: whoever makes it begins anew
+            group.close(end)  # too late: its builder starts again
         for departure in change.left:
             self._builder.lose(departure.node, departure.cause)
         for generation in self.generations():
@@ -318,7 +307,7 @@ class Successors(ErrorResolution):
         self._ask_again()
 
     def stalled(self, stall: NoProgress) -> None:
-        """See Heir. What was reached before still is: only who needs a lost member is told."""
+        """Only generations that need a lost member end; others still work."""
         with self._changed:
             is_member, needy = self._history.world.rank_of, self._needed.unmet()
         for generation in self.generations():
@@ -328,7 +317,6 @@ class Successors(ErrorResolution):
                 generation.outcome.resolve(generation.stall_error(stall, self._config.recovery_timeout))
 
     def end_all(self, error_of: Callable[[Group], NexarError]) -> None:
-        """Every communicator is over, for good."""
         with self._changed:
             self._end = error_of
             generations, making = list(self._generations), list(self._building)
@@ -340,7 +328,7 @@ class Successors(ErrorResolution):
         self._wake()
 
     def ended(self, group: Group) -> NexarError | None:
-        """What ended all of them, as this one's calls have to say it; None: nothing has."""
+        """Return the error that ended all communicators, for this group; None: not ended."""
         with self._changed:
             end = self._end
         return None if end is None else end(group)
@@ -352,7 +340,7 @@ class Successors(ErrorResolution):
                 self._thread.start()
             self._changed.notify_all()
 
-    # -- the thread --------------------------------------------------------------------------------------------
+    # -- the build threads -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         with self._changed:
@@ -368,7 +356,6 @@ class Successors(ErrorResolution):
                     self._changed.wait(None if idle else self._failed_builds.pause(now))
 
     def _attempt(self, generation: Generation, target: Membership, *, hopeless: bool) -> None:
-        """In a thread of its own."""
         timeout = self._config.recovery_timeout
         deadline = time.monotonic() + timeout
         try:
@@ -379,13 +366,13 @@ class Successors(ErrorResolution):
                 generation.outcome.resolve(barred or late)
             else:
                 self._succeed(generation, target, deadline)
-        except Exception as error:  # noqa: BLE001 - also of a mistake of ours: it must not be tried for ever
+        except Exception as error:  # noqa: BLE001 - also a bug of nexar: it must not be retried for ever
             if not isinstance(error, NexarError):
                 _log.exception("no successor of communicator %d", generation.communicator)
             self._failed(generation, target, deadline, error)
 
     def _due(self, generation: Generation, now: float) -> Membership | None:
-        """Who is in its successor, if it is to be made or given up now. Under the lock."""
+        """Return the successor's membership if it is to be made or given up now. Under the lock."""
         target = None if self._build_threads.is_at(generation) else self._history.after(generation)
         if target is None or self._failed_builds.is_given_up(generation, target):
             return None
@@ -393,7 +380,6 @@ class Successors(ErrorResolution):
         return target if barred or self._failed_builds.is_due(generation, target, now) else None
 
     def _is_hopeless(self, generation: Generation, target: Membership) -> bool:
-        """Whether it is to be given up, and was now. Under the lock."""
         if generation.bar(target) is not None:
             self._failed_builds.failed(generation, target, 0.0)
         return self._failed_builds.give_up(generation, target)
@@ -416,8 +402,8 @@ class Successors(ErrorResolution):
                 self._generations[made] = None
                 self._build_threads.take(made)
             late = self._history.after(made) is not None
-        if closed or barred:  # by its user, or another one's, meanwhile
-            (made.end if closed else made.close)()  # the feeds of who was barred are still its own
+        if closed or barred:  # by a user meanwhile
+            (made.end if closed else made.close)()  # a barred generation keeps its feeds
             return
         self.listed(made)
         if late:
@@ -432,8 +418,8 @@ class Successors(ErrorResolution):
         completed: CompletedCalls | None,
         old: Generation | None = None,
     ) -> tuple[Generation, int]:
-        """See Maker. Ends with LinkClosed when a change comes that concerns it, or a member has closed the `old` one:
-        those who know that do not take part any more, and nobody is to wait for them. Raises what ended all of them.
+        """As GenerationBuilder.make. Raises LinkClosed when a change concerns it or a member closed `old`: members that
+        know do not take part, and none may wait for them.
         """
         begun: list[Group] = []
 
@@ -464,7 +450,7 @@ class Successors(ErrorResolution):
                     self._building.pop(group, None)
 
     def _is_over(self, group: Group) -> bool:
-        """Whether nobody is to make this one any more. Under the lock."""
+        """Whether it is not to be made. Under the lock."""
         return self._closed or self._end is not None or self._history.overtakes(group)
 
     def _hand_over(self, old: Generation, new: Generation, changes: list[Change], completed: int | None) -> None:
@@ -482,7 +468,6 @@ class Successors(ErrorResolution):
         old.close_in_background(new)
 
     def _failed(self, generation: Generation, target: Membership, deadline: float, error: Exception) -> None:
-        """It was not made. Another change that concerns it gives another chance, if one comes in time."""
         _log.info("no successor yet of communicator %d: %s", generation.communicator, error)
         if isinstance(error, PeerLost) and error.node is not None:
             self.need(generation.communicator, target, error.node, error.cause)
@@ -493,10 +478,10 @@ class Successors(ErrorResolution):
         if closed:
             self.absent(ClosedCommunicator(generation.communicator, generation.membership))
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """No successor is made any more; whoever waits for one raises. Idempotent."""
+        """Stop making successors; waiters raise. Idempotent."""
         with self._changed:
             self._closed = True
             thread, making = self._thread, list(self._building)
@@ -506,7 +491,7 @@ class Successors(ErrorResolution):
         if thread is not None:
             thread.join()
         self._build_threads.close()
-        with self._changed:  # only now: one more may have been made
+        with self._changed:  # only now: a last one may have been made
             generations = list(self._generations)
             self._generations.clear()
         for generation in generations:
@@ -515,4 +500,4 @@ class Successors(ErrorResolution):
 
 
 def _nothing(*_: Any) -> None:
-    """Nobody listens."""
+    """Default callback."""

@@ -1,9 +1,7 @@
-"""Asking for what comes after a communicator, until it is there.
+"""Requests for successors, revocations and closing notices.
 
-Communicators that a rank declares over, and those that it has closed: what members say to one another of that.
-
-Law: a word counts only from a member of the communicator, and nobody can say in another's name that this node did
-something. Who passes on what a third one said is named with it: a member that lies accuses nobody but itself.
+Law: a notice counts only from a member of the communicator, and never as an action of this node. A forwarded notice
+names the rank that forwarded it, so a lying member accuses only itself.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from nexar.wire.control import MAX_CAUSE_CHARACTERS, Message, Revoke
 from nexar.wire.text import foreign_line
 
 _ASK_AGAIN: Final = 1.0  # seconds
-_LOOK_AGAIN: Final = 0.01  # likewise: whoever is looked into is found, or lost, in some milliseconds
+_LOOK_AGAIN: Final = 0.01  # seconds: an investigation takes milliseconds
 
 
 class SuccessorRequests:
@@ -40,7 +38,7 @@ class SuccessorRequests:
         self._failure_monitor = failure_monitor
 
     def succeed(self, generation: Generation, deadline: float, timeout: float) -> Any:
-        """The communicator after this one: without who is lost; if nobody is, the same members once more."""
+        """Return the next communicator: without the lost members, or the same members if none is lost."""
         while not self._successors.is_blocked_by_close(generation):
             pause = _ASK_AGAIN if self._ask(generation) else _LOOK_AGAIN
             found = self._successors.wait_for_successor(generation, min(deadline, time.monotonic() + pause))
@@ -53,7 +51,6 @@ class SuccessorRequests:
         raise RecoveryTimeout(missing_votes=self.missing(generation), timeout=timeout)
 
     def missing(self, generation: Generation) -> tuple[Rank, ...]:
-        """Whom the next membership, or what is made of it, waits for, so far as is known here: by their ranks."""
         made = self._successors.missing(generation)
         if made:
             return made
@@ -62,47 +59,41 @@ class SuccessorRequests:
         return known or tuple(rank for rank in range(generation.group.size) if rank != generation.group.rank)
 
     def _ask(self, generation: Generation) -> bool:
-        """Again and again: what was asked for in one epoch is forgotten in the next, which may come for other reasons
-        and not concern this communicator. False: not yet, for whether a member is lost is just being found out, and
-        the next is to be without it.
+        """Repeated, because a request is forgotten with each epoch, which may not concern this communicator. False: too
+        early, a possible loss is being investigated.
         """
         if generation.successor is not None:
             return True
         if self._failure_monitor.is_investigating(generation.nodes):
             return False
-        epoch = (
-            self._membership_service.membership.epoch
-        )  # before the look at what has come: a change between them is not missed
+        epoch = self._membership_service.membership.epoch  # read first, so that a change in between is not missed
         if self._membership_service.suspects().keys() & generation.nodes:
-            self._membership_service.put(
-                RecoverNow()
-            )  # also if a successor is being made: with who is lost it comes to nothing
+            self._membership_service.put(RecoverNow())  # also during a build: with a lost member it fails
         elif not self._successors.is_concerned(generation):
             self._membership_service.put(ChangeRequested(renewed=(generation.communicator,), epoch=epoch))
         return True
 
 
-_MOST_EARLY: Final = 64  # communicators that are not made yet, and of which something was said
+_MOST_EARLY: Final = 64  # communicators with a notice that are not made yet
 
 
 class Revocations:
-    """Of one node. Any thread, but for `heard`."""
+    """Of one node. Any thread, except `heard`."""
 
     def __init__(self, me: NodeId, successors: Successors, say: Callable[[NodeId, Message], None]) -> None:
-        """`say` must not block, and finds a way to whom there is no link yet."""
+        """`say` must not block; it also reaches nodes without a link."""
         self._me = me
         self._successors = successors
         self._say = say
-        self._lock = threading.Lock()  # over what is below
-        # About what is not made yet, by who said it: nobody's word hides another's, least of all that of a stranger.
+        self._lock = threading.Lock()  # guards the attributes below
+        # By communicator, then by sender: no notice hides another sender's.
         self._early: dict[tuple[int, int], dict[tuple[NodeId, bool], Revoke]] = {}
 
     def revoke(self, generation: Generation, reason: str) -> None:
-        """This communicator is over, for all its members."""
         self._revoke(generation, generation.group.rank, sendable(reason))
 
     def _revoke(self, generation: Generation, rank: Rank, reason: str, by: str = "") -> None:
-        """Passed on, once, so that it needs no link that is not there."""
+        """Forward it once, so that no link is needed between the revoking rank and each member."""
         if isinstance(generation.outcome.error, Revoked) or generation.successor is not None:
             return
         error = Revoked(communicator=str(generation.communicator), reason=f"{reason}{by}", rank=rank)
@@ -113,8 +104,8 @@ class Revocations:
             self._say(link.peer, message)
 
     def heard(self, link: Link, message: Message) -> None:
-        """From the driving thread. Who made it a moment before us may revoke it before we have it: kept until then.
-        Looked up afterwards, so either this finds the branch, or who lists the branch finds this.
+        """Called by the driver. A member may revoke a generation before it is made here: the notice is kept. Looking it
+        up afterwards means that either this finds the generation or `listed` finds the notice.
         """
         assert isinstance(message, Revoke)
         about = message.communicator, message.generation
@@ -127,7 +118,7 @@ class Revocations:
             self.listed(generation)
 
     def listed(self, generation: Generation) -> None:
-        """It can be found from now on."""
+        """`find` returns the generation from now on."""
         with self._lock:
             early = self._early.pop((generation.communicator, generation.membership.epoch), {})
         for (peer, _), message in early.items():
@@ -145,10 +136,10 @@ class Revocations:
             self._revoke(generation, message.rank, foreign_line(message.reason), by)
 
     def absent(self, absence: ClosedCommunicator) -> None:
-        """Tell its members, one by one, that this node has closed it: also who has no link with it may wait for it."""
+        """Notify each member that this node closed it; members without a link may wait for this node too."""
         membership = absence.membership
         rank = membership.rank_of(self._me)
-        assert rank is not None  # it was a member's to close
+        assert rank is not None
         message = Revoke(absence.communicator, membership.epoch, rank, "it has closed it", closed=True)
         for member in membership.members:
             if member.node != self._me:

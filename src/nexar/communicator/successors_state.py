@@ -1,25 +1,11 @@
-"""The changes of the world as they were chosen, and what they mean for one communicator of it.
+"""State behind Successors: chosen changes, needed members, closed communicators, failed builds and build threads.
 
-Members that somebody here needs, on which communicator.
-
-Who has closed leaves the world quietly, and the communicators that have it go on. Whoever needs it all the same wants a
-successor of that communicator. What is wanted is forgotten with each change of the world, which may come for other
-reasons and not concern that communicator: so it is remembered here, and asked for again until there is one.
-
-Communicators that this node's user has closed, and the others may still hold.
-
-Closing is local. But when a member is lost the others make a successor, and would wait in it for this node until they
-give up. So what was closed is remembered, and when a change concerns it, its members are told who takes no part.
-
-Successors that were tried in vain, and how long another change is waited for that gives another chance.
-
-Law: what failed is not tried again with the same members in the same epoch; the others have given it up as well.
-
-Threads that make successors, one for each branch: who waits in one for a member that does not come, or has closed
-that communicator, keeps no other waiting.
-
-So many at once, and those with the lowest ids first, on every member: two members that have more to make than that do
-not wait for each other in different ones.
+Needed members: a member that closed leaves the world quietly, and its communicators continue until a call needs it. The
+request for a successor is forgotten at each change of the world, so it is kept here and repeated. Closed communicators:
+closing is local, but at a loss the others would wait for this node in the successor. So they are notified when a change
+concerns it. Failed builds: a failed build is not repeated with the same members in the same epoch, because the others
+gave up too. Build threads: one per generation, at most MAX_BUILDS, lowest ids first on every member, so two members do
+not wait for each other in different builds.
 """
 
 from __future__ import annotations
@@ -36,39 +22,36 @@ from nexar.group import Group
 from nexar.types import NodeId
 from nexar.wire.text import foreign_lines
 
+# No communicator that is being made is based on an older membership.
 _MOST_CHANGES: Final = 1024
-"""As many are remembered: a communicator that is being made may stand on an older membership, not on one so old."""
 
 
 class ChangeHistory:
-    """Of one node. Under the lock of who has it."""
+    """Changes of the world, as chosen. The owner's lock guards it."""
 
     def __init__(self, world: Membership) -> None:
+        # the newest membership
         self.world = world
-        """The newest membership."""
-        self._changes: list[Change] = []  # the newest that were chosen since this node is here
+        self._changes: list[Change] = []  # the newest since this node joined
 
     def add(self, change: Change, after: Membership) -> None:
-        """The next one."""
         self.world = after
         self._changes.append(change)
         del self._changes[:-_MOST_CHANGES]
 
     def after(self, generation: Generation) -> Membership | None:
-        """Who is in its successor; None: nothing that was chosen concerns it."""
+        """Return the members of its successor; None: no change concerns it."""
         return generation.next_membership(self.world, self._changes)
 
     def following(self, communicator: int, membership: Membership) -> Membership | None:
-        """Likewise, of any generation of a communicator."""
         return next_generation(communicator, membership, self.world, self._changes)
 
     def gone_from(self, membership: Membership) -> dict[NodeId, str]:
-        """Members of a generation that are none of the world any more, and why."""
         gone = [member.node for member in membership.members if self.world.rank_of(member.node) is None]
         return {node: self._cause_of(node) for node in gone}
 
     def loss_in(self, membership: Membership) -> PeerLost | None:
-        """Why nobody can make this generation any more: it needs all its members."""
+        """Return why this generation cannot be made: it needs all its members."""
         for node, cause in self.gone_from(membership).items():
             return PeerLost(rank=membership.rank_of(node), node=node, cause=cause)
         return None
@@ -78,22 +61,20 @@ class ChangeHistory:
         return next((foreign_lines(each.cause) for each in told), "it is no member any more")
 
     def between(self, old: int, new: int) -> list[Change]:
-        """Those that lead from one epoch to another."""
         return [change for change in self._changes if old < change.epoch <= new]
 
     def end_of(self, group: Group) -> NexarError | None:
-        """Why what is still being made will not be: a change concerns it, or it lacks a member."""
+        """Return why a build cannot succeed: a change concerns it, or it lacks a member."""
         if self.overtakes(group):
             return build_overtaken()
         return self.loss_in(group.membership)
 
     def overtakes(self, group: Group) -> bool:
-        """Whether a change concerns what is still being made."""
         return self.following(group.communicator, group.membership) is not None
 
 
 def build_overtaken() -> LinkClosed:
-    """What whoever makes a generation hears that nobody is to make any more."""
+    """Return the error of a build that a change has overtaken."""
     return LinkClosed(owner="the communicator that was being made")
 
 
@@ -103,14 +84,13 @@ class _Need(NamedTuple):
 
 
 class NeededMembers:
-    """Of one node. Under the lock of who has it."""
+    """Members needed by calls, by communicator. The owner's lock guards it."""
 
     def __init__(self, course: ChangeHistory) -> None:
         self._history = course
         self._open: dict[int, _Need] = {}  # by communicator: of its newest generation
 
     def add(self, communicator: int, membership: Membership, node: NodeId) -> None:
-        """A call on this generation needs this member. Nothing, if that generation is over anyway."""
         if self._history.following(communicator, membership) is not None:
             return
         known = self._open.get(communicator)
@@ -120,9 +100,7 @@ class NeededMembers:
             known.nodes.add(node)
 
     def unmet(self) -> tuple[int, ...]:
-        """Communicators that need somebody who is no member of the world any more, and that nothing chosen so far gives
-        a successor.
-        """
+        """Return communicators that need a departed node and have no chosen successor yet."""
         is_member = self._history.world.rank_of
         self._open = {
             each: need for each, need in self._open.items() if self._history.following(each, need.membership) is None
@@ -132,12 +110,11 @@ class NeededMembers:
         )
 
     def forget(self, communicator: int) -> None:
-        """Nobody here uses it any more."""
         self._open.pop(communicator, None)
 
 
+# The newest; for older ones the others wait until their timeout.
 _KEPT: Final = 1024
-"""The newest: who closes more than that lets the others wait for the oldest."""
 
 
 class ClosedCommunicator(NamedTuple):
@@ -148,7 +125,7 @@ class ClosedCommunicator(NamedTuple):
 
 
 class ClosedCommunicators:
-    """Of one node. Under the lock of who has it."""
+    """Communicators closed by this node's user. The owner's lock guards it."""
 
     def __init__(self) -> None:
         self._closed: OrderedDict[int, ClosedCommunicator] = (
@@ -156,7 +133,6 @@ class ClosedCommunicators:
         )  # by communicator: only its newest has successors
 
     def add(self, generation: Generation) -> ClosedCommunicator:
-        """Its user has closed it."""
         absence = ClosedCommunicator(generation.communicator, generation.membership)
         self._closed[generation.communicator] = absence
         self._closed.move_to_end(generation.communicator)
@@ -165,7 +141,6 @@ class ClosedCommunicators:
         return absence
 
     def touched(self, change: Change) -> list[ClosedCommunicator]:
-        """Those that others make a successor of by this change."""
         return [each for each in self._closed.values() if change.concerns(each.communicator, _nodes(each))]
 
 
@@ -175,13 +150,13 @@ def _nodes(absence: ClosedCommunicator) -> frozenset[int]:
 
 class _FailedBuild(NamedTuple):
     target: Membership
+    # time to give up; None: given up
     until: float | None
-    """When it is given up; None: it was."""
     missing: tuple[NodeId, ...]
 
 
 class FailedBuilds:
-    """The last one of each branch that failed. Under the lock of who has it."""
+    """The last failed build of each generation. The owner's lock guards it."""
 
     def __init__(self) -> None:
         self._failed: dict[Generation, _FailedBuild] = {}
@@ -189,18 +164,15 @@ class FailedBuilds:
     def failed(
         self, generation: Generation, target: Membership, until: float, missing: tuple[NodeId, ...] = ()
     ) -> None:
-        """This successor was not made, because these did not come. Give it up at that time, unless another is to be
-        made.
-        """
+        """Record a failed build; give it up at `until` unless another membership comes."""
         self._failed[generation] = _FailedBuild(target, until, missing)
 
     def is_due(self, generation: Generation, target: Membership, now: float) -> bool:
-        """Whether to make this successor, or to give it up."""
         found = self._failed.get(generation)
         return found is None or found.target != target or (found.until is not None and now >= found.until)
 
     def give_up(self, generation: Generation, target: Membership) -> bool:
-        """Whether this one was tried before. Then nobody waits for it any more."""
+        """Mark it as given up; False if it was not tried before."""
         found = self._failed.get(generation)
         if found is None or found.target != target:
             return False
@@ -208,29 +180,24 @@ class FailedBuilds:
         return True
 
     def is_given_up(self, generation: Generation, target: Membership) -> bool:
-        """Whether nobody waits for this one any more: it takes another change."""
         found = self._failed.get(generation)
         return found is not None and found.target == target and found.until is None
 
     def missing(self, generation: Generation) -> tuple[NodeId, ...]:
-        """Who did not come, the last time."""
         found = self._failed.get(generation)
         return () if found is None else found.missing
 
     def pause(self, now: float) -> float | None:
-        """Seconds until the first is to be given up; None: nobody waits."""
+        """Return the seconds until the first is to be given up; None: none is pending."""
         ends = [found.until for found in self._failed.values() if found.until is not None]
         return max(0.0, min(ends) - now) if ends else None
 
     def forget(self, generation: Generation) -> None:
-        """It has a successor, or needs none."""
         self._failed.pop(generation, None)
 
 
 def members_missed_in(error: Exception, target: Membership, generation: Generation) -> tuple[NodeId, ...]:
-    """Who was waited for in vain, where making this successor ended with this error; if it does not say, anybody may
-    have been: all the others.
-    """
+    """Return the members that a failed build missed; all others if the error does not tell."""
     found: set[NodeId | None] = set()
     if isinstance(error, PeerError):
         found.add(error.node)
@@ -244,24 +211,21 @@ MAX_BUILDS: Final = 16
 
 
 class BuildThreads:
-    """Of one node. Under the lock of who has it, but for `close`. Each thread ends by itself."""
+    """Threads that make successors. The owner's lock guards it, except `close`. Each thread ends by itself."""
 
     def __init__(self, changed: threading.Condition) -> None:
-        """`changed`: the lock, and who is notified when a thread has ended."""
         self._changed = changed
         self._threads: dict[Generation, threading.Thread] = {}
 
     @property
     def is_full(self) -> bool:
-        """No other can be made now."""
         return len(set(self._threads.values())) >= MAX_BUILDS
 
     def is_at(self, generation: Generation) -> bool:
-        """Whether a thread is at this one."""
         return generation in self._threads
 
     def start(self, generation: Generation, make: Callable[[], None]) -> None:
-        """A thread calls `make`, without the lock. It must not raise."""
+        """Start a thread that calls `make` without the lock. `make` must not raise."""
 
         def run() -> None:
             try:
@@ -277,13 +241,13 @@ class BuildThreads:
         thread.start()
 
     def take(self, successor: Generation) -> None:
-        """The thread that has made it, and calls this, is at it until it ends: it is handed over before it gets a
-        successor itself.
+        """Assign the successor to the current thread until it ends: it is handed over before it gets a successor
+        itself.
         """
         self._threads[successor] = threading.current_thread()
 
     def close(self) -> None:
-        """Wait for all, when nobody starts one any more and all have been told to end. Idempotent."""
+        """Wait for all threads, after no more are started. Idempotent."""
         with self._changed:
             threads = list(self._threads.values())
         for thread in threads:

@@ -58,7 +58,7 @@ class Story:
 
     def raised(self, branch: Generation, error: NexarError | None = None) -> BaseException:
         """What a call on it raises that was interrupted."""
-        return self.successors.judge(branch, error or Revoked(communicator="0", reason="its members change"))
+        return self.successors.resolve_error(branch, error or Revoked(communicator="0", reason="its members change"))
 
 
 def _cause(node: int, *, quiet: bool) -> str:

@@ -214,7 +214,7 @@ def test_who_waits_for_joiners_hears_at_once_that_a_member_was_lost(three: list[
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "two", None])
 def test_growing_by_what_is_no_number_is_refused(three: list[Communicator], number: object) -> None:
-    with pytest.raises(UsageError, match="say how many are to join"):
+    with pytest.raises(UsageError, match="give the number of joiners, at least 1"):
         three[0].grow(number)  # type: ignore[arg-type]
 
 

@@ -52,7 +52,7 @@ def test_two_worlds_do_not_hear_of_each_other() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, "2", 1.0, None])
 def test_a_world_that_cannot_be_is_refused(size: object) -> None:
-    with pytest.raises(UsageError, match="whole number from 1"), local_communicators(size, Config()):
+    with pytest.raises(UsageError, match="whole number of at least 1"), local_communicators(size, Config()):
         pass
 
 

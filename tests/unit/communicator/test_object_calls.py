@@ -51,7 +51,7 @@ def test_a_root_needs_a_value_for_each_rank(world: list[Communicator]) -> None:
 
 @pytest.mark.parametrize("pickle", [False, True])
 def test_bytes_that_are_no_value_are_the_fault_of_who_sent_them(pickle: bool) -> None:
-    with pytest.raises(PeerMisbehaved, match="no object") as raised:
+    with pytest.raises(PeerMisbehaved, match="an invalid object") as raised:
         _reader(pickle=pickle)(2, np.frombuffer(b"\xff" * 9, np.uint8))
     assert raised.value.rank == 2
 

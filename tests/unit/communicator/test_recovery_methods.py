@@ -154,7 +154,7 @@ def test_it_is_said_if_a_member_had_chosen_what_is_no_value(world: World, junk: 
     ranks[0]._runtime.agreements.hear(ranks[0].membership.members[1].node, Chosen((0, 1, 1), junk))
     error = raised(lambda: ranks[0].agree("value", timeout=PATIENCE))
     assert isinstance(error, PeerMisbehaved)
-    assert "what was chosen in agree #1 is no value" in str(error)
+    assert "the value chosen in agree #1 is invalid" in str(error)
     assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 

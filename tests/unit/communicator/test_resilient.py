@@ -226,7 +226,7 @@ def add_up(comm: Communicator) -> list[tuple[float, tuple[int, ...]]]:
     x = np.empty(1)
     for number in range(ROUNDS):
         x[0] = part(comm.node, number)
-        rounds.carry_through(lambda now: now.all_reduce(x), None, partial(np.copyto, x, x.copy()))
+        rounds.run_to_completion(lambda now: now.all_reduce(x), None, partial(np.copyto, x, x.copy()))
         found.append((float(x[0]), nodes(rounds)))
         RETURNED.setdefault(comm.node, []).append(found[-1])
     return found
@@ -241,7 +241,7 @@ def scan_up(comm: Communicator) -> list[tuple[float, tuple[int, ...]]]:
     rounds = RetryRounds(comm)
     found = []
     for number in range(ROUNDS):
-        result = rounds.carry_through(lambda now: now.scan(np.array([part(comm.node, number)])), None)  # noqa: B023
+        result = rounds.run_to_completion(lambda now: now.scan(np.array([part(comm.node, number)])), None)  # noqa: B023
         members = nodes(rounds)
         before = members[: members.index(comm.node) + 1]
         assert float(result[0]) == sum(part(node, number) for node in before)
@@ -293,7 +293,7 @@ def test_without_losses_a_round_is_the_collective_and_a_barrier(pool: ThreadPool
 
     def task(comm: Communicator) -> dict[str, int]:
         rounds = RetryRounds(comm)
-        assert rounds.carry_through(lambda now: now.all_reduce(2), None) == 4
+        assert rounds.run_to_completion(lambda now: now.all_reduce(2), None) == 4
         assert rounds.changes == []
         return dict(comm.calls)
 
@@ -345,9 +345,9 @@ def test_without_a_barrier_after_the_notes_ranks_would_disagree(
         mine = np.array([1, self._call, self._held])
         notes = [RoundState(*row) for row in self.communicator.all_gather(mine).tolist()]
         self._held = min(self._held, completed_by_all(notes, self.communicator.rank))
-        self._settled = True
+        self._compared = True
 
-    monkeypatch.setattr(RetryRounds, "_settle", settle)
+    monkeypatch.setattr(RetryRounds, "_compare_states", settle)
     firsts, seconds = losses(4, RUN // 2, needs_of_scans(0)), losses(3, 2, needs_of_scans(1))
     scripts = [list(pair) for pair in product(firsts, seconds)]
     with pytest.raises((AssertionError, CollectiveMismatch)):
@@ -359,7 +359,7 @@ def test_changes_say_who_left_and_what_i_am_now(pool: ThreadPoolExecutor) -> Non
 
     def task(comm: Communicator) -> RetryRounds[Communicator]:
         rounds = RetryRounds(comm)
-        rounds.carry_through(lambda now: now.all_reduce(1), None)
+        rounds.run_to_completion(lambda now: now.all_reduce(1), None)
         return rounds
 
     killed, *left = world.run(task, pool)
@@ -378,7 +378,7 @@ def test_when_others_join_it_is_for_the_caller_to_begin_anew() -> None:
     rounds = RetryRounds(comm)
     change = MembershipChanged(communicator=comm, lost={}, joined=(1,), completed_by_all=None)
     with pytest.raises(MembershipChanged) as caught:
-        rounds.carry_through(_raising(change), None)
+        rounds.run_to_completion(_raising(change), None)
     assert caught.value is change
     assert rounds.communicator is comm
 
@@ -387,16 +387,16 @@ def test_other_errors_pass_through_and_end_the_call() -> None:
     rounds = RetryRounds(Scripted(membership([1], 1), []).at(0))
     error = CollectiveTimeout(operation="all_reduce", waiting_for="rank 1", timeout=1.0, sequence=0)
     with pytest.raises(CollectiveTimeout):
-        rounds.carry_through(_raising(error), None)
+        rounds.run_to_completion(_raising(error), None)
     assert (rounds._call, rounds._held) == (1, 0)
-    assert rounds.carry_through(lambda _: "well", None) == "well"
+    assert rounds.run_to_completion(lambda _: "well", None) == "well"
     assert (rounds._call, rounds._held) == (2, 2)
 
 
 def test_a_call_that_is_refused_is_none() -> None:
     rounds = RetryRounds(Scripted(membership([1], 1), []).at(0))
     with pytest.raises(UsageError):
-        rounds.carry_through(_raising(UsageError("no such op")), None)
+        rounds.run_to_completion(_raising(UsageError("no such op")), None)
     assert rounds._call == 0
 
 
@@ -408,11 +408,11 @@ def test_a_second_thread_is_sent_away() -> None:
         inside.set()
         assert leave.wait(PATIENCE)
 
-    first = threading.Thread(target=rounds.carry_through, args=(slow, None))
+    first = threading.Thread(target=rounds.run_to_completion, args=(slow, None))
     first.start()
     assert inside.wait(PATIENCE)
     with pytest.raises(UsageError, match="one call at a time"):
-        rounds.carry_through(lambda _: None, None)
+        rounds.run_to_completion(lambda _: None, None)
     leave.set()
     first.join()
 

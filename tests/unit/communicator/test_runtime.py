@@ -96,8 +96,8 @@ def test_who_raised_says_so_with_its_traceback_and_of_a_long_one_the_end(
     try:
         raise ValueError("x" * 2 * MAX_CAUSE_CHARACTERS + " the end")
     except ValueError as error:
-        left._runtime.say_goodbye(error, error.__traceback__)
-    left._runtime.say_goodbye()
+        left._runtime.send_goodbye(error, error.__traceback__)
+    left._runtime.send_goodbye()
     raised_one, plain = said
     assert raised_one.traceback is not None
     assert len(raised_one.traceback) == MAX_CAUSE_CHARACTERS
@@ -160,7 +160,7 @@ def test_the_seed_may_say_that_this_node_was_expelled_or_that_it_wants_nothing_t
     ranks = world(3)
     ranks[2]._runtime.seed_refused("expelled: epoch 7 is what this text says", 0)
     ranks[2]._generation.outcome.check()
-    assert "the seed refused this node, which goes on without it" in caplog.text
+    assert "the seed refused this node, which continues without it" in caplog.text
     ranks[2]._runtime.seed_refused("it was silent", 5)
     error = raised(ranks[2].barrier)
     assert isinstance(error, Expelled)

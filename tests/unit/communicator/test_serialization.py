@@ -310,7 +310,7 @@ def test_an_array_of_a_device_arrives_as_one_of_numpy(monkeypatch: pytest.Monkey
 
 def test_a_tensor_arrives_as_an_array_where_torch_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ValueWriter()
-    data = msgspec.msgpack.encode(msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode(writer._plain(np.arange(3)))))
+    data = msgspec.msgpack.encode(msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode(writer._encodable(np.arange(3)))))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert ValueReader(()).read(memoryview(data)).tolist() == [0, 1, 2]
 

@@ -13,7 +13,7 @@ from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.communicator import state_transfer
 from nexar.communicator.bootstrap import open_mesh
-from nexar.communicator.state_transfer import StateReceiver, checksum, give
+from nexar.communicator.state_transfer import StateReceiver, checksum, send_state
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.transport.memory import MemoryNetwork
@@ -47,7 +47,7 @@ class Scene:
         self.meshes[0].expect(self.joiners)
 
     def give(self, state: object, joiners: list[Member], timeout: float = PATIENCE) -> tuple[int, ...]:
-        return give(self.nodes[0], self.meshes[0], state, joiners, timeout)
+        return send_state(self.nodes[0], self.meshes[0], state, joiners, timeout)
 
 
 @pytest.fixture
@@ -82,11 +82,13 @@ def test_who_does_not_take_it_in_time_is_left_out_and_the_others_have_it(scene: 
 def test_nobody_goes_on_with_it_when_the_members_change(scene: Scene) -> None:
     recall, deaf = CancelToken(), scene.joiners[-1]
     with ThreadPoolExecutor(1) as pool:
-        giving = pool.submit(give, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * PATIENCE, cancel_token=recall)
+        giving = pool.submit(
+            send_state, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * PATIENCE, cancel_token=recall
+        )
         eventually(scene.meshes[0].links, "a link")
         recall.make()
         assert giving.result(PATIENCE) == ()
-    assert give(scene.nodes[0], scene.meshes[0], "state", scene.joiners, PATIENCE, cancel_token=recall) == ()
+    assert send_state(scene.nodes[0], scene.meshes[0], "state", scene.joiners, PATIENCE, cancel_token=recall) == ()
 
 
 def test_who_is_gone_is_left_out(scene: Scene) -> None:
@@ -116,7 +118,7 @@ def test_what_cannot_be_sent_is_refused(scene: Scene) -> None:
 def test_an_offer_of_somebody_else_is_passed_over(scene: Scene) -> None:
     receiver = scene.receivers[0]
     for peer, offer in ((scene.joiners[1].node, StateOffer(1, 4)), (scene.member.node, StateOffer(12345, 4))):
-        receiver._take(peer, offer)
+        receiver._receive(peer, offer)
     assert receiver.state is None
 
 

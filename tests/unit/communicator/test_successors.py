@@ -48,10 +48,10 @@ def test_what_is_no_consequence_of_a_change_is_raised_as_it_is(story: Story) -> 
         UsageError("a mistake"),
         CollectiveTimeout(operation="barrier", sequence=1, waiting_for=[], timeout=1),
     ):
-        assert story.successors.judge(world, error) is error
+        assert story.successors.resolve_error(world, error) is error
     story.change(2)
     story.successor(world)
-    assert story.successors.judge(world, error) is error
+    assert story.successors.resolve_error(world, error) is error
 
 
 def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(story: Story) -> None:

@@ -53,7 +53,7 @@ class Survivor:
     def adopt(self, membership: Membership, change: Change) -> None:
         self.story.append(("mesh", membership.epoch))
 
-    def let_go(self, now: float) -> None:
+    def lose_overdue(self, now: float) -> None:
         """There is nobody on its way out."""
 
     def probe(self, node: int) -> None:

@@ -36,7 +36,7 @@ def test_a_rank_has_a_method_for_every_name_but_the_languages_own() -> None:
     remote.call("call", 3)
     assert seen == [("evaluate", (1,), {"step": 2}), ("call", (3,), {})]
     assert not hasattr(remote, "__array__")
-    with pytest.raises(UsageError, match="no name"):
+    with pytest.raises(UsageError, match="is not a function name"):
         remote.call("")
 
 
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_refused_at_once(alone: Communicator) -> None:
             alone.on(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="above 0"):
         alone.start.on(0, timeout=-1.0)
-    with pytest.raises(UsageError, match="no function"):
+    with pytest.raises(UsageError, match="expected a function"):
         alone.serve(3)  # type: ignore[call-overload]
 
 

@@ -127,7 +127,7 @@ def test_a_sidecar_that_is_lost_between_messages_is_done_without(
 def hold(linked: Linked) -> None:
     """From now on the sidecar's bytes are not read on the right: whatever is sent on it stays in the middle."""
     carrier = linked.carrier(linked.to_left)
-    reactor = carrier._reactor  # type: ignore[attr-defined]
+    reactor = carrier._selector  # type: ignore[attr-defined]
     for connection in (carrier._control, carrier._data):  # type: ignore[attr-defined]
         with connection.lock:
             reactor.change(connection.descriptor, 0)

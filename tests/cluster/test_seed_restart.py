@@ -90,7 +90,7 @@ def test_nobody_hears_of_a_membership_that_could_not_be_kept(
         monkeypatch.setattr("nexar.cluster.seed_state.write_secret_file", full)
         line = knocker.knock(seed, 7)
         line.join()
-        assert "cannot keep" in line.hear(JoinRefusedMessage).reason
+        assert "cannot store" in line.hear(JoinRefusedMessage).reason
         with pytest.raises(UsageError, match="No space left"):
             seed.wait_formed(20)
         assert seed.membership is None

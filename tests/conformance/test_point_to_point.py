@@ -287,7 +287,7 @@ def test_a_sender_that_gives_up_halfway_ends_the_receive_at_once(scheme: str) ->
         left, right = pair
         with pytest.raises(OperationTimeout):
             left.send_object(np.ones(LARGE), 1, 1, timeout=0.1)
-        with pytest.raises(Cancelled, match=r"rank 0.*given up"):
+        with pytest.raises(Cancelled, match=r"rank 0.*gave up"):
             right.recv_object(0, 1, timeout=PATIENCE)
         left.send_object("again", 1, 1)
         assert right.recv_object(0, 1) == "again"

@@ -66,7 +66,7 @@ def test_a_worker_with_a_token_sees_that_who_answers_cannot_prove_itself(
     with between(scheme, seed.address) as middle:
         error, seconds = knock(by_token(middle), scheme)
     assert "cannot prove that it knows the secret" in error.cause
-    assert "stands between" in error.cause
+    assert "the connection is intercepted" in error.cause
     assert seconds < AT_ONCE
     measured(record_property, refused_after_s=round(seconds, 2))  # type: ignore[arg-type]
     said = middle.control_bodies("worker")

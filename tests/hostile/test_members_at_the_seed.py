@@ -226,7 +226,7 @@ def test_a_message_whose_handler_raises_costs_its_sender_the_line(
     with SeedService(HERE, SIZE, transports=("tls",)) as seed, caplog.at_level(logging.CRITICAL):
         world = World(seed, knocker)
         with monkeypatch.context() as patch:
-            patch.setattr(StatusBoardService, "pin", broken)
+            patch.setattr(StatusBoardService, "update_report", broken)
             bulletin = msgpack.encode([0, 0])
             world.hostile.send(StatusUpdate(bulletin))
             patch.setattr("nexar.cluster.decisions.seed_voter.SeedVoteService.heard", broken)

@@ -183,7 +183,7 @@ def test_room_given_back_for_what_nobody_sent_is_not_remembered() -> None:
         world.nodes[1].relay.take(cast(Any, world.nodes[1].links[0]), room, memoryview(b""))
     hop = world.nodes[1].relay._neighbours.get(0)
     assert hop is not None
-    assert len(hop._under_way) <= 1
+    assert len(hop._sent) <= 1
 
 
 def test_frames_of_epochs_that_never_come_are_held_within_a_bound() -> None:

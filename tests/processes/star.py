@@ -89,7 +89,7 @@ class Star:
     def _begin(self, function: Callable[..., Any], arguments: Sequence[Any], assembly: str, deadline: float) -> Ray:
         number = HERE + 1 + len(self.rays)
         peer = PeerHandle()
-        self._stack.push(peer.part)
+        self._stack.push(peer.leave)
         start = PeerStart(
             credentials=self.authority.admit(number), trust=self.trust, peer=HERE, schemes=self.schemes,
             host="127.0.0.1", settings=self.settings, assembly=assembly, function=reference(function),

@@ -133,7 +133,8 @@ def test_more_ranks_than_the_maximum_are_refused_at_once(refused):
 
 def test_a_world_that_does_not_become_complete_says_who_is_there(refused):
     said = refused(Nexar, "seed", "--size", 2, "--listen", "127.0.0.1:0", **SHORT)
-    assert "nexar: 0 of 2 nodes joined in 2 s\n" in said
+    # A seed that gets too little CPU extends the timeout of 2 s by its own delay.
+    assert re.search(r"nexar: 0 of 2 nodes joined in 2(\.\d+)? s\n", said)
     assert "Traceback" not in said
 
 

@@ -229,7 +229,7 @@ def test_a_message_whose_handler_raises_costs_its_sender_the_line(
             patch.setattr(StatusBoardService, "update_report", broken)
             bulletin = msgpack.encode([0, 0])
             world.hostile.send(StatusUpdate(bulletin))
-            patch.setattr("nexar.cluster.decisions.seed_voter.SeedVoteService.heard", broken)
+            patch.setattr("nexar.cluster.decisions.seed_voter.SeedVoteService.message_received", broken)
             world.hostile.send(SeedPaxosMessage(msgpack.encode(Chosen((0, 1, 0), b"x"))))
             wait_for_event(seed, "gone", "ZeroDivisionError")
         world.check_others(1)

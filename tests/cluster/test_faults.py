@@ -65,7 +65,7 @@ class Caller:
                     self.group.wait(posted, deadline, entry, keep=True)
                     break
                 except OperationTimeout as late:
-                    deadline = self.call_log.patience.extend(entry, late, timeout)
+                    deadline = self.call_log.progress_inquiry.extend(entry, late, timeout)
         except NexarError as error:
             for each in posted:
                 each.cancel()

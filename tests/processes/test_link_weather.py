@@ -94,7 +94,7 @@ def connected(pair: PeerPair, folder: Path) -> float:
 
     def both() -> bool:
         for peer in pair.peers:
-            peer.glance()
+            peer.check()
         return len(list(folder.glob("* is connected"))) == len(pair.peers)
 
     await_that(both, "both ends to be connected", timeout=2 * DIAL)

@@ -39,9 +39,9 @@ def test_a_group_that_ends_twice_ends_once():
 
 def test_only_the_end_of_the_default_group_is_forgotten():
     ground = NodeTable()
-    ground.world, ground.footing = world, _ = Stand(), object()
+    ground.world, ground.shared_node = world, _ = Stand(), object()
     ground.forget(Stand())
     assert ground.world is world
     ground.forget(world)
     assert ground.world is None
-    assert ground.footing is None
+    assert ground.shared_node is None

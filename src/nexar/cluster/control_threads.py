@@ -8,12 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from nexar.errors import NexarError
-from nexar.links.link import Link
 from nexar.types import NodeId
 from nexar.wire.control import Message
+
+if TYPE_CHECKING:
+    from nexar.links.link import Link  # at run time it would load NumPy into the seed
 
 
 class DialCancelled(Exception):

@@ -20,16 +20,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from nexar.cluster.decisions.failure_detector import IF_SLOW
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
 from nexar.errors import NexarError
-from nexar.links.link import Link
 from nexar.transport.address import parse_address
 from nexar.types import NodeId, format_seconds
 from nexar.wire.control import Message, Ping, Pong
+
+if TYPE_CHECKING:
+    from nexar.links.link import Link  # at run time it would load NumPy into the launcher
 
 _MAX_TRIES: Final = 5
 """Accepted connections that end at once; a process that is ending does not accept more."""

@@ -16,6 +16,13 @@ def test_importing_it_loads_nothing_that_runs_a_cluster() -> None:
     assert shown.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["nexar.cluster.seed", "nexar.cluster.seed_session", "nexar.launch.run"])
+def test_the_seed_and_the_launcher_load_no_numpy(module: str) -> None:
+    code = f"import sys, {module}; print('numpy' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+
+
 @pytest.mark.parametrize("name", ["Communicator", "Membership", "Seed", "connect", "init", "local", "spawn"])
 def test_what_runs_a_cluster_is_there_when_it_is_asked_for(name: str) -> None:
     assert getattr(nexar, name).__name__ == name

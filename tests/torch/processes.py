@@ -22,8 +22,8 @@ PATIENCE = 50.0
 
 def load() -> None:
     """Import what every rank would import by itself, at ten times the price of all that it does then."""
-    door = "group_door" if torch.__version__ < (2, 14) else "backend_door"
-    for name in ("launch.joining", "torch.creation", f"torch.{door}"):
+    module = "process_group" if torch.__version__ < (2, 14) else "backend"
+    for name in ("launch.create", "torch.creation", f"torch.{module}"):
         import_module(f"nexar.{name}")
     for scheme in ("shm", "tls", "quic"):
         if not why_unavailable(scheme):

@@ -29,18 +29,18 @@ class CancelToken:
     """Cancels dials and waits, permanently. Any thread."""
 
     def __init__(self) -> None:
-        self._made = threading.Event()
+        self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._wakes: dict[object, Callable[[], None]] = {}  # guarded by the lock
 
     @property
-    def made(self) -> bool:
-        return self._made.is_set()
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
 
-    def make(self) -> None:
+    def cancel(self) -> None:
         """End every current and later wait. Idempotent."""
         with self._lock:
-            self._made.set()
+            self._cancelled.set()
             wakes = list(self._wakes.values())
         for wake in wakes:
             wake()
@@ -51,9 +51,9 @@ class CancelToken:
         key = object()
         with self._lock:
             self._wakes[key] = wake
-            made = self.made
+            cancelled = self.is_cancelled
         try:
-            if made:
+            if cancelled:
                 wake()
             yield
         finally:
@@ -62,7 +62,7 @@ class CancelToken:
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises DialCancelled when cancelled."""
-        if self._made.wait(seconds):
+        if self._cancelled.wait(seconds):
             raise DialCancelled
 
 

@@ -58,8 +58,8 @@ class Dialer:
         race = _SchemeRace(failed)
         try:
             with (
-                self._cancel_token.waking(race.cancel_token),
-                (cancel_token or self._cancel_token).waking(race.cancel_token),
+                self._cancel_token.waking(race.cancel),
+                (cancel_token or self._cancel_token).waking(race.cancel),
             ):
                 for scheme in schemes:
                     self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
@@ -146,7 +146,7 @@ class _SchemeRace:
             self._failures[scheme] = error
             self._condition.notify_all()
 
-    def cancel_token(self) -> None:
+    def cancel(self) -> None:
         with self._condition:
             self._cancelled = True
             self._condition.notify_all()

@@ -300,9 +300,9 @@ class PeerDial:
         return carrier
 
     def _cancelled(self) -> str | None:
-        if self._node.cancel_token.made:
+        if self._node.cancel_token.is_cancelled:
             return str(DialCancelled())
-        return "it is no longer a member" if self.cancel_token.made else None
+        return "it is no longer a member" if self.cancel_token.is_cancelled else None
 
     def _connect_carrier(self, deadline: float) -> Carrier:
         """Raises ConnectRefused, TimeoutError, DialCancelled."""
@@ -379,7 +379,7 @@ class SidecarDialer:
         try:
             dial.run(time.monotonic() + _LONGEST_DIAL)
         except (PeerDialFailed, DialSuperseded) as failed:
-            if not self._node.cancel_token.made and link.failure is None:  # otherwise it is not needed
+            if not self._node.cancel_token.is_cancelled and link.failure is None:  # otherwise it is not needed
                 link.sidecar.open_failed()
                 self._warn(link, failed, dial)
 

@@ -178,7 +178,7 @@ class Mesh:
                 return False
             pair = self._peers.of(directory, member)
             self._peers.wait(
-                lambda: pair.state.open or cancel_token.made or self._peers.known().find(node) is None, until
+                lambda: pair.state.open or cancel_token.is_cancelled or self._peers.known().find(node) is None, until
             )
             return pair.state.open
 
@@ -189,7 +189,7 @@ class Mesh:
         with self._peers.changed:
             pair.cancel_token = dial.cancel_token
             if self._peers.known().find(member.node) is None:  # removed meanwhile
-                dial.cancel_token.make()
+                dial.cancel_token.cancel()
         try:
             connect_by = time.monotonic() + _LONGEST_DIAL + self._node.delay_meter.seconds
             answer_by = connect_by if self._node.id < member.node else connect_by + _LONGEST_DIAL
@@ -275,7 +275,7 @@ class Mesh:
             links = [*(pair.link for pair in self._peers.listed()), *self.quiet_leavers.links()]
             arrivals = self.acceptor.arrivals()
             self._peers.changed.notify_all()
-        self._node.cancel_token.make()
+        self._node.cancel_token.cancel()
         for carrier in arrivals:
             carrier.abort(CLOSED)
         close_timeout = self._node.config.heartbeat_timeout

@@ -56,7 +56,7 @@ class Node:
             self._transports.sleeper,
             list(self._by_scheme.values()),
             spin=spin_of(config.spin_microsecs),
-            on_end=self.cancel_token.make,
+            on_end=self.cancel_token.cancel,
         )
         self.delay_meter: Final = DelayMeter(2 * config.heartbeat_timeout)
         """Extends deadlines of peers when this process gets too little CPU."""
@@ -192,7 +192,7 @@ class Node:
 
     def close(self) -> None:
         """Close the links before. Idempotent."""
-        self.cancel_token.make()
+        self.cancel_token.cancel()
         self.progress.close()
         self.dialer.close()
         self._transports.close()

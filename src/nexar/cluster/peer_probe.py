@@ -278,7 +278,7 @@ class _PeerProbe:
                 key.data()
 
     def _lives(self) -> bool:
-        if self._answered or self._node.cancel_token.made:
+        if self._answered or self._node.cancel_token.is_cancelled:
             return True
         if self._link is None:
             lasting = any(probe.open_for(_MIN_OPEN_SECONDS) for probe in self._tcp_probes)

@@ -189,7 +189,7 @@ class PeerTable:
                 del self._peers[node]
                 ended.append(pair.link)
                 if pair.cancel_token is not None:
-                    pair.cancel_token.make()
+                    pair.cancel_token.cancel()
             else:
                 pair.link.set_rank(directory.rank_of(node))
         self.changed.notify_all()

@@ -136,7 +136,7 @@ class SeedSession:
             return
         self._stop.set()
         self._has_message.set()
-        self._node.cancel_token.make()
+        self._node.cancel_token.cancel()
         self._connection.interrupt()
         self._end_inquiries()
         if self._thread.ident is not None:

@@ -332,7 +332,7 @@ def _start_barrier(runtime: NodeRuntime, joined: JoinedCluster, tell: Callable[[
 
     def interrupt(error: NexarError) -> None:
         runtime.successors.end_all(lambda _: error)
-        runtime.node.cancel_token.make()  # dials that open links for it
+        runtime.node.cancel_token.cancel()  # dials that open links for it
 
     return StartBarrier(joined.membership, rank, interrupt, tell)
 

@@ -189,7 +189,7 @@ class ElasticMethods(ABC):
             self._runtime.node.cancel_token,
         )
         with mine.waking(checkpoint_requests.look), node.waking(checkpoint_requests.look):
-            return checkpoint_requests.wait(wanted, seconds, lambda: mine.made or node.made)
+            return checkpoint_requests.wait(wanted, seconds, lambda: mine.is_cancelled or node.is_cancelled)
 
     def _transfer_state(
         self, code: OperationCode, plan: Resize, state: Callable[[], Any] | None, seconds: float

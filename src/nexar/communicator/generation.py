@@ -186,7 +186,7 @@ class Generation:
         """End every pending and later call and release its buffers. Call it without the node's lock. Idempotent."""
         self.interrupted = True
         self.context.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
-        self.cancel_token.make()
+        self.cancel_token.cancel()
 
     def next_membership(self, world: Membership, changes: Sequence[Change]) -> Membership | None:
         """Return the members after these changes of the world, the same on all of them; None if not concerned."""

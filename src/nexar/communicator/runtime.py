@@ -398,7 +398,7 @@ class NodeRuntime:
     def _end(self) -> None:
         self._failure_monitor.close()
         self.membership_service.close()
-        self.node.cancel_token.make()  # ends dials of builds, which are joined below
+        self.node.cancel_token.cancel()  # ends dials of builds, which are joined below
         self.agreements.close()
         if self.heartbeat is not None:
             self.heartbeat.close()

@@ -80,7 +80,7 @@ def _send_state(
     membership = mesh.directory.membership
     me = membership.members[mesh.directory.rank]
     pair = Membership(membership.cluster, next(_attempts), (me, joiner))
-    if cancel_token.made:  # while other joiners were served
+    if cancel_token.is_cancelled:  # while other joiners were served
         return False
     cause = _reported_end(node, joiner, deadline)
     if cause is not None:

@@ -228,15 +228,15 @@ def test_whoever_waits_is_woken_once_it_is_made() -> None:
     recall, woken = CancelToken(), threading.Event()
     with recall.waking(woken.set):
         assert not woken.is_set()
-        recall.make()
+        recall.cancel()
         assert woken.is_set()
-    assert recall.made
+    assert recall.is_cancelled
 
 
 def test_whoever_comes_later_is_woken_at_once() -> None:
     recall, woken = CancelToken(), threading.Event()
-    recall.make()
-    recall.make()
+    recall.cancel()
+    recall.cancel()
     with recall.waking(woken.set):
         assert woken.is_set()
 
@@ -245,14 +245,14 @@ def test_whoever_has_left_is_left_alone() -> None:
     recall, woken = CancelToken(), threading.Event()
     with recall.waking(woken.set):
         pass
-    recall.make()
+    recall.cancel()
     assert not woken.is_set()
 
 
 def test_a_pause_lasts_its_time_or_until_the_recall() -> None:
     recall = CancelToken()
     recall.pause(0.001)
-    threading.Timer(0.02, recall.make).start()
+    threading.Timer(0.02, recall.cancel).start()
     with pytest.raises(DialCancelled, match="closed"):
         recall.pause(PATIENCE)
     with pytest.raises(DialCancelled):

@@ -174,7 +174,7 @@ def test_a_recall_ends_a_dial_that_hangs_and_what_it_still_brings_is_aborted(sce
     with ThreadPoolExecutor(1) as pool:
         dialing = pool.submit(dialer.dial, WHERE, WHOM, soon())
         assert hanging.begun.wait(PATIENCE)
-        scene.cancel_token.make()
+        scene.cancel_token.cancel()
         with pytest.raises(DialCancelled):
             dialing.result(PATIENCE)
     hanging.go.set()
@@ -187,7 +187,7 @@ def test_one_dial_can_be_recalled_and_the_others_go_on(scene: Scene) -> None:
     with ThreadPoolExecutor(1) as pool:
         dialing = pool.submit(dialer.dial, WHERE, WHOM, soon(), recall)
         assert hanging.begun.wait(PATIENCE)
-        recall.make()
+        recall.cancel()
         with pytest.raises(DialCancelled):
             dialing.result(PATIENCE)
     hanging.go.set()
@@ -195,7 +195,7 @@ def test_one_dial_can_be_recalled_and_the_others_go_on(scene: Scene) -> None:
 
 
 def test_after_a_recall_nobody_gets_through(scene: Scene) -> None:
-    scene.cancel_token.make()
+    scene.cancel_token.cancel()
     with pytest.raises(DialCancelled):
         scene.dialer(Told(), Told()).dial(WHERE, WHOM, soon())
 

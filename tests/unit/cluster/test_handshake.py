@@ -219,7 +219,7 @@ def test_a_dial_that_does_not_get_through_says_why(trouble: Exception, words: st
 def test_a_node_that_closes_ends_the_wait_for_the_answer() -> None:
     peer = Answerer()
     where = Surroundings(peer)
-    threading.Timer(0.02, where.cancel_token.make).start()
+    threading.Timer(0.02, where.cancel_token.cancel).start()
     with pytest.raises(PeerDialFailed, match="this node is closed"):
         dial(where).run(soon())
     assert peer.aborted is not None
@@ -228,7 +228,7 @@ def test_a_node_that_closes_ends_the_wait_for_the_answer() -> None:
 def test_nobody_waits_for_the_answer_of_who_is_no_member_any_more() -> None:
     peer = Answerer()
     dialing = dial(Surroundings(peer))
-    dialing.cancel_token.make()
+    dialing.cancel_token.cancel()
     with pytest.raises(PeerDialFailed, match="it is no longer a member"):
         dialing.run(soon())
     assert peer.aborted is not None
@@ -424,7 +424,7 @@ def test_failures_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) ->
 def test_what_fails_because_everything_ends_is_no_failure(end: str, caplog: pytest.LogCaptureFixture) -> None:
     where = SidecarSurroundings("tcp", "quic")
     if end == "recall":
-        where.cancel_token.make()
+        where.cancel_token.cancel()
     else:
         where.failure = CarrierLost("closed", "over")
     with caplog.at_level(logging.DEBUG, "nexar.cluster.handshake"):

@@ -497,7 +497,7 @@ def test_a_certificate_that_is_none_is_no_traceback_of_ours(authority: Authority
 def test_a_node_that_closes_recalls_its_worker_from_a_silent_seed(silent: Callable[[], SeedSide]) -> None:
     seed = silent()
     node = FakeNode(lambda: seed)
-    threading.Timer(0.05, node.cancel_token.make).start()
+    threading.Timer(0.05, node.cancel_token.cancel).start()
     with pytest.raises(DialCancelled):
         join(node)
     assert seed.aborted is not None
@@ -506,7 +506,7 @@ def test_a_node_that_closes_recalls_its_worker_from_a_silent_seed(silent: Callab
 def test_a_node_that_closes_recalls_its_worker_from_a_pause() -> None:
     node = FakeNode(refused())
     worker = JoinClient(as_node(node), INVITATION, timeout=600)
-    threading.Timer(0.05, node.cancel_token.make).start()
+    threading.Timer(0.05, node.cancel_token.cancel).start()
     with pytest.raises(DialCancelled):
         worker.join(RankRequest())
 

@@ -458,7 +458,7 @@ def test_a_dial_of_who_is_no_member_any_more_ends_at_once(pair: Meshes, fault: S
 def test_who_waits_for_the_other_s_dial_does_not_when_its_node_closes(pair: Meshes) -> None:
     def act(what: str) -> bool:
         if what == "recall":
-            pair.nodes[0].cancel_token.make()
+            pair.nodes[0].cancel_token.cancel()
             return True
         return pair.meshes[0].is_open(pair.nodes[1].id, soon())
 

@@ -370,7 +370,7 @@ def test_who_is_nowhere_and_does_not_answer_is_silent(pings: PingTable) -> None:
 
 def test_a_node_that_closes_asks_no_longer(pings: PingTable) -> None:
     asking = elsewhere()
-    timer = threading.Timer(0.05, asking.cancel_token.make)
+    timer = threading.Timer(0.05, asking.cancel_token.cancel)
     timer.start()
     begin = time.monotonic()
     assert probe_peer(asking, PEER, as_link(FakeLink(PEER.node, "memory")), pings, soon()) is None

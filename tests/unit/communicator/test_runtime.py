@@ -216,7 +216,7 @@ def test_who_closes_waits_for_no_dial(world: World, monkeypatch: pytest.MonkeyPa
     recalled: list[bool] = []
     close = presence.successors.close
     monkeypatch.setattr(
-        presence.successors, "close", lambda: (recalled.append(presence.node.cancel_token.made), close())
+        presence.successors, "close", lambda: (recalled.append(presence.node.cancel_token.is_cancelled), close())
     )
     presence.close()
     assert recalled == [True]

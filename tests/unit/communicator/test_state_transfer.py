@@ -86,7 +86,7 @@ def test_nobody_goes_on_with_it_when_the_members_change(scene: Scene) -> None:
             send_state, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * PATIENCE, cancel_token=recall
         )
         eventually(scene.meshes[0].links, "a link")
-        recall.make()
+        recall.cancel()
         assert giving.result(PATIENCE) == ()
     assert send_state(scene.nodes[0], scene.meshes[0], "state", scene.joiners, PATIENCE, cancel_token=recall) == ()
 

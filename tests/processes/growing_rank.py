@@ -224,7 +224,7 @@ def waiting() -> None:
 def random_death() -> None:
     """Whoever finds a file `doom` while somebody waits to come in dies somewhere in that checkpoint."""
     life = Life(20_000, goal=3)
-    chance, wishes = random.Random(os.getpid()), life.comm._runtime.wishes
+    chance, wishes = random.Random(os.getpid()), life.comm._runtime.checkpoint_requests
     mine = wishes.mine
 
     def brought() -> Any:

@@ -41,7 +41,7 @@ def pair() -> Iterator[Meshes]:
 
 @pytest.fixture(autouse=True)
 def _no_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.cluster.mesh._HEAD_START", SHORT)
+    monkeypatch.setattr("nexar.cluster.mesh._HEAD_START", 0.1)
 
 
 def both(pair: Meshes, timeout: float = PATIENCE) -> None:

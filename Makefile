@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 SEEDS ?= 0:1000
 NODES ?= 5..50
@@ -16,7 +17,7 @@ torch_venv := $(if $(filter .venv,$(VENV)),.venv-torch,$(VENV))
 has_native := $(bin)/python -c 'import nexar_native.quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rust test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs lock audit clean
+.PHONY: help setup demo test test-full test-rust test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,18 +36,27 @@ demo: setup ## run examples: four ranks, the loss of one, a joining rank, and ea
 	@echo
 	@$(bin)/python examples/transports.py
 
-test: setup ## run every test
-	@if [ ! -d native/tests ]; then paths="tests"; \
-	elif $(has_native); then paths="tests native/tests"; \
-	else paths="tests"; echo "native/tests not run: nexar_native cannot be imported (see the notice of make setup)"; fi; \
-	set -x; $(bin)/python -m pytest $$paths $(PYTEST_ARGS)
+# The tests run in WORKERS processes; one that has run out of tests takes some of another's.
+define pytest
+	@paths=tests; \
+	if [ -d native/tests ]; then \
+		if $(has_native); then paths="$$paths native/tests"; \
+		else echo "native/tests not run: nexar_native cannot be imported (see the notice of make setup)"; fi; fi; \
+	set -x; $(bin)/python -m pytest $$paths --numprocesses $(WORKERS) --dist worksteal
+endef
+
+test: setup ## run the tests that are not marked full; WORKERS=0: in one process, for a debugger
+	$(pytest) -m "not full" $(PYTEST_ARGS)
+
+test-full: setup ## run every test
+	$(pytest) $(PYTEST_ARGS)
 
 test-rust: setup ## run the Rust tests of native/, with the Python of the environment
 	@if cargo --version >/dev/null 2>&1 && [ -f native/Cargo.toml ]; then set -x; PYO3_PYTHON=$(abspath $(bin)/python) cargo test --quiet --locked --no-default-features --manifest-path native/Cargo.toml; \
 	else echo "Rust not tested: no cargo on PATH, or no crate"; fi
 
 test-cuda: ## run the device tests on a GPU; PYTHON must have torch and nexar's dependencies
-	PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_devices.py $(PYTEST_ARGS)
+	PYTHONPATH=src:tools:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_devices.py $(PYTEST_ARGS)
 
 test-torch: ## run the torch backend's tests in .venv-torch (fetches 1 GB); other versions: TORCH=2.13.0 VENV=.venv-torch-2.13
 	@VENV=$(torch_venv) setup/torch_environment.sh
@@ -55,7 +65,7 @@ test-torch: ## run the torch backend's tests in .venv-torch (fetches 1 GB); othe
 lint: setup ## check format, lint rules, import rules, package licences and sources; Rust too if cargo is installed
 	@setup/lint.sh
 
-types: setup ## run mypy --strict on src
+types: setup ## run mypy --strict on src and tools
 	$(bin)/mypy
 
 format: setup ## format the sources
@@ -76,7 +86,7 @@ simulate: setup ## simulate clusters in virtual time: SEEDS=0:10000 NODES=5..50;
 	@$(bin)/python -m nexar.testing.simulator --seeds $(SEEDS) --nodes $(NODES)
 
 soak: setup ## soak test with processes that join and are killed: MINUTES=20; SOAK_ARGS="--seed 7" repeats a run
-	@$(bin)/python -m nexar.testing.soak --minutes $(MINUTES) $(SOAK_ARGS)
+	@$(bin)/python -m nexar_tools.soak --minutes $(MINUTES) $(SOAK_ARGS)
 
 docs: ## build the documentation site into site/, with strict checks; tools are in .venv-docs
 	@setup/docs.sh
@@ -98,4 +108,4 @@ audit: ## report known vulnerabilities of locked packages; queries advisory data
 
 clean: ## remove everything the other targets made
 	rm -rf $(VENV) $(torch_venv) .venv-peers .venv-docs .venv-lock .venv-audit site dist build native/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests native -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tools tests native -name __pycache__ -type d -prune -exec rm -rf {} +

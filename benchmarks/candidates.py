@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nexar.testing.peer_protocol import LINKED, RAW, ConnectionTerms
-from nexar.testing.transports import why_unavailable
+from nexar_tools.peer_protocol import LINKED, RAW, ConnectionTerms
+from nexar_tools.transports import why_unavailable
 
 SOCKETS, NATIVE, CARRIER, LINK = "sockets", "native", "raw", "Link"
 REFERENCE = "TLS"
@@ -18,7 +18,7 @@ class Candidate:
 
     transport: str
     layer: str
-    assembly: str
+    node_class: str
     talker: str
     scheme: str
     one_host: bool = False
@@ -30,7 +30,7 @@ class Candidate:
 
     def terms(self, timeout: float = 30.0) -> ConnectionTerms:
         """Settings for the processes."""
-        return ConnectionTerms(schemes=self.scheme.split("+"), assembly=self.assembly, timeout=timeout)
+        return ConnectionTerms(schemes=self.scheme.split("+"), node_class=self.node_class, timeout=timeout)
 
     def missing(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
@@ -51,8 +51,8 @@ def _link(scheme: str, **place: Any) -> Candidate:
     return Candidate(scheme, LINK, LINKED, "link_line:LinkTalker", scheme, **place)
 
 
-def _sidecar(scheme: str, assembly: str) -> Candidate:
-    return Candidate(scheme, LINK, f"link_line:{assembly}", "link_line:LinkTalker", scheme)
+def _sidecar(scheme: str, node_class: str) -> Candidate:
+    return Candidate(scheme, LINK, f"link_line:{node_class}", "link_line:LinkTalker", scheme)
 
 
 ALL = (

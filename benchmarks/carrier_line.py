@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from memory import touched
 
-from nexar.testing.bare_nodes import RawNode
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.wire.frame import Frame, FrameKind, Lane, encode
+from nexar_tools.bare_nodes import RawNode
 
 TIMEOUT = 60.0
 WINDOW = 2

@@ -10,8 +10,8 @@ from memory import touched
 
 from nexar.links.link import Link
 from nexar.links.operation import Operation
-from nexar.testing.bare_nodes import LinkedNode
 from nexar.wire.frame import Space
+from nexar_tools.bare_nodes import LinkedNode
 
 TIMEOUT = 60.0
 WINDOW = 2  # large messages in flight: while one is granted, the other flows

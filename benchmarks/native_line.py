@@ -16,7 +16,7 @@ _ACKNOWLEDGEMENT = b"all of it"
 
 
 class NativeNode:
-    """Implements PeerSetup. Its line is a stream."""
+    """Implements PeerNode. Its line is a stream."""
 
     def __init__(
         self,

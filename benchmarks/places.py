@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nexar.testing.network_namespaces import NetworkNamespaces, permitted
-from nexar.testing.peer_protocol import HERE, HostSpec
+from nexar_tools.network_namespaces import NetworkNamespaces, permitted
+from nexar_tools.peer_protocol import HERE, HostSpec
 
 LOOPBACK = "loopback"
 NAMES = {LOOPBACK: "on loopback", "mtu1500": "between namespaces, MTU 1500", "mtu9000": "between namespaces, MTU 9000"}

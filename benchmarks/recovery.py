@@ -145,13 +145,13 @@ def rank(interval: float) -> None:
             os.write(facts, f"{json.dumps(what)}\n".encode())
 
         runtime = comm._runtime
-        adopt = runtime.changed
+        adopt = runtime.membership_adopted
 
-        def changed(*change: Any) -> None:
+        def adopted(*change: Any) -> None:
             write(agreed=time.monotonic())
             adopt(*change)
 
-        runtime.changed = changed  # type: ignore[method-assign]
+        runtime.membership_adopted = adopted  # type: ignore[method-assign]
         with comm.failure_events(lambda event: write(seen=time.monotonic()) if event.state == "lost" else None):
             write(pid=os.getpid())
             survivors = sum_until_changed(comm, interval)

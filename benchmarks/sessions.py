@@ -14,10 +14,10 @@ from report import FOUR_RANKS
 
 from nexar.security.authority import Authority
 from nexar.security.certificates import Trust
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerPair
-from nexar.testing.peer_protocol import HostSpec
 from nexar.transport.memory import MemoryNetwork
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerPair
+from nexar_tools.peer_protocol import HostSpec
 
 Sample = dict[str, Any]
 _STARTING = 3.0  # seconds until four processes are connected and warm, on two cores

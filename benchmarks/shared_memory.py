@@ -75,7 +75,7 @@ class Members:
     def awaited(self, index: int) -> Any:
         raise InternalError(f"rank {index} is missing")
 
-    def given_up(self, index: int, operation: str) -> BaseException:
+    def aborted(self, index: int, operation: str) -> BaseException:
         return InternalError(f"rank {index} gave up {operation}")
 
     def differs(self, index: int, *_: Any) -> BaseException:

@@ -31,7 +31,7 @@ class SocketLine:
 
 
 class SocketNode:
-    """Implements PeerSetup. The scheme is `plain` or `tls`."""
+    """Implements PeerNode. The scheme is `plain` or `tls`."""
 
     def __init__(self, credentials: Credentials, trust: Trust, schemes: Sequence[str], *, host: str, **_: Any) -> None:
         self._secure = list(schemes) == ["tls"]

@@ -23,8 +23,8 @@ from report import FOUR_RANKS, Question, Results, Row
 from rich.console import Console
 from sessions import run_session, run_two_at_once
 
-from nexar.testing.peer_process import PeerFailed
-from nexar.testing.peer_protocol import HostSpec
+from nexar_tools.peer_process import PeerFailed
+from nexar_tools.peer_protocol import HostSpec
 
 SMALL, LARGE = (8, 1 << 10, 64 << 10), (1 << 20, 16 << 20, 64 << 20)
 _LARGEST_SMALL = 64 << 10

@@ -9,7 +9,7 @@ if command -v flock >/dev/null; then
 fi
 setup/environment.sh
 # As pip does for packages that are not editable. Otherwise, where Python may not write bytecode, every rank compiles.
-"$VENV/bin/python" -m compileall -q src
+"$VENV/bin/python" -m compileall -q src tools
 setup/system.sh
 if [ -n "${NO_NATIVE:-}" ]; then
     echo "QUIC off: NO_NATIVE is set; TLS, shared memory and in-memory transports work"

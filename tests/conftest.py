@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.leaks import Stock, leaked_since
 
-# `ci` is what make test runs; `fuzz` is make fuzz. No deadline per example: the machine may be busy.
+# `ci` is what make test and make test-full run; `fuzz` is make fuzz. No deadline per example: the machine may be busy.
 settings.register_profile("ci", max_examples=60, deadline=None, print_blob=True)
 settings.register_profile(
     "fuzz", max_examples=20_000, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)

@@ -11,7 +11,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 SETTLE_SECONDS = 2.0
-"""Threads and sockets end a moment after they are told to; this is how long they get, and never fewer than LOOKS looks:
+"""Threads and sockets end a moment after they are closed; this is how long they get, and never fewer than LOOKS looks:
 on a loaded machine one look, or one collection, may take longer than that.
 """
 LOOKS = 5

@@ -7,7 +7,7 @@ from typing import TypeVar
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
-PATIENCE = 60.0
+EVENT_TIMEOUT = 60.0
 """Seconds until a test that waits for an event gives up. Long, because the machine may be busy."""
 
 

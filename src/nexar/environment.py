@@ -44,7 +44,7 @@ class _Given:
 
 
 def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Effective:
-    """`environ` replaces the process environment. ConfigError."""
+    """`environ` replaces the process environment. Raises ConfigError."""
     texts = _present({**_taken, **os.environ} if environ is None else environ)
     given = {**_from_file(texts.get(FILE_VARIABLE)), **_from_variables(texts), **_from_arguments(arguments or {})}
     values: dict[str, Any] = {name: one.value for name, one in given.items()}
@@ -53,13 +53,13 @@ def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[st
 
 
 def inherited() -> dict[str, str]:
-    """A copy of the environment of this process."""
+    """A copy."""
     return dict(os.environ)
 
 
 def take_ticket() -> None:
-    """Remove the ticket from the environment: child processes and dumps do not get it. This process still reads it as a
-    setting.
+    """Remove the ticket from the environment, so that child processes and dumps do not get it. This process still reads
+    it as a setting.
     """
     ticket = os.environ.pop(TICKET_VARIABLE, "")
     if ticket:
@@ -67,7 +67,7 @@ def take_ticket() -> None:
 
 
 def take(variable: str) -> str:
-    """Remove a variable from the environment and return it; empty: it was not set."""
+    """Remove a variable and return it; empty if it was not set."""
     return os.environ.pop(variable, "")
 
 
@@ -113,7 +113,7 @@ def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
 
 
 def _check_private(path: str, status: os.stat_result, name: str) -> None:
-    """ConfigError if others can read or write a file with a secret."""
+    """Raises ConfigError if others can read or write a file with a secret."""
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o066:
         hint = f"others can read or write it (mode {mode:04o}); chmod 600 {shlex.quote(path)}"
@@ -126,7 +126,7 @@ def _check_private(path: str, status: os.stat_result, name: str) -> None:
 
 
 def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
-    """With the status of what was read: the path may name another file later."""
+    """The status is of the file that was read: the path may name another one later."""
     try:
         with open(path, "rb") as file:
             return tomllib.load(file), os.fstat(file.fileno())
@@ -143,7 +143,7 @@ def _parse(setting: Setting, text: str) -> object:
 
 
 def _accept(setting: Setting, value: object, path: str) -> object:
-    """Of its TOML type, or as the variable's text."""
+    """A value has its TOML type, or is the variable's text."""
     try:
         return setting.kind.parse(value.strip()) if isinstance(value, str) else setting.kind.accept(value)
     except ValueRefused:

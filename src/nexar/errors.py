@@ -1,34 +1,34 @@
 """Every error that nexar raises. The word in brackets says where the cause is.
 
     NexarError
-    ├── UsageError                          [caller] a wrong argument, or a call that is not possible now
-    │   └── BufferMismatch                           receive buffer and message differ in size or dtype
-    ├── ConfigError                         [caller] a setting has a value that is not allowed
-    ├── VersionMismatch                     [caller] two nodes have different protocol versions
-    ├── CollectiveMismatch                  [caller] ranks called different collectives
-    ├── LinkClosed        ConnectionError   [caller] the link was closed on this side
-    ├── Cancelled                           [caller] the operation was cancelled
-    ├── DeviceError                         [caller] staging to or from a device failed
-    ├── JoinRefused       ConnectionError   [seed]   the seed rejected this node
-    ├── SeedUnreachable   ConnectionError   [seed]   no seed answered at its addresses
-    ├── FormationTimeout  TimeoutError      [peers]  not all nodes joined in time
-    ├── PeerError         ConnectionError   [peers]  one peer failed
-    │   ├── PeerLost                                 it is gone
-    │   └── PeerMisbehaved                           it broke the protocol
-    ├── OperationTimeout  TimeoutError      [peers]  a peer did not answer in time
-    │   └── CollectiveTimeout                        … in a collective
-    ├── MembershipChanged                   [peers]  continue with the communicator it carries
-    ├── Expelled                            [peers]  the others continue without this node
-    ├── Revoked                             [peers]  a member revoked the communicator
-    ├── NoQuorum                            [peers]  no majority can be reached
-    ├── RecoveryTimeout   TimeoutError      [peers]  a majority did not agree in time
-    ├── RpcError                            [peers]  a remote call failed
+    ├── UsageError                          [caller]
+    │   └── BufferMismatch
+    ├── ConfigError                         [caller]
+    ├── VersionMismatch                     [caller]
+    ├── CollectiveMismatch                  [caller]
+    ├── LinkClosed        ConnectionError   [caller]
+    ├── Cancelled                           [caller]
+    ├── DeviceError                         [caller]
+    ├── JoinRefused       ConnectionError   [seed]
+    ├── SeedUnreachable   ConnectionError   [seed]
+    ├── FormationTimeout  TimeoutError      [peers]
+    ├── PeerError         ConnectionError   [peers]
+    │   ├── PeerLost
+    │   └── PeerMisbehaved
+    ├── OperationTimeout  TimeoutError      [peers]
+    │   └── CollectiveTimeout
+    ├── MembershipChanged                   [peers]
+    ├── Expelled                            [peers]
+    ├── Revoked                             [peers]
+    ├── NoQuorum                            [peers]
+    ├── RecoveryTimeout   TimeoutError      [peers]
+    ├── RpcError                            [peers]
     │   ├── UnknownFunction
-    │   ├── RemoteError                              the function raised
+    │   ├── RemoteError
     │   ├── RpcTimeout    TimeoutError
     │   ├── RpcOverloaded
     │   └── RpcCancelled
-    └── InternalError                       [nexar]  a bug in nexar
+    └── InternalError                       [nexar]
 
 Facts are attributes, and keyword arguments of the constructor. The message is built from the facts alone. Facts are
 plain values, and every class survives pickling, because errors are sent between processes.
@@ -44,7 +44,7 @@ _Error = TypeVar("_Error", bound="NexarError")
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
-def facts(cls: type[_Error]) -> type[_Error]:
+def error_with_facts(cls: type[_Error]) -> type[_Error]:
     """Make the annotations keyword-only constructor arguments; identity, hash and repr stay those of an exception."""
     return dataclass(eq=False, repr=False, kw_only=True)(cls)
 
@@ -53,13 +53,13 @@ class NexarError(Exception):
     """Base class: `except nexar.NexarError` catches every error that nexar raises."""
 
     def __post_init__(self) -> None:
-        """The facts may quote other processes: `printable` keeps control sequences out of the message."""
+        """Facts may quote other processes, so control sequences are removed."""
         self.args = (printable(self._message()),)
 
     def _message(self) -> str:
         raise NotImplementedError(f"{type(self).__name__} has facts but no message")
 
-    def _travelling_facts(self) -> dict[str, Any]:
+    def _pickled_facts(self) -> dict[str, Any]:
         return self.__dict__
 
     def __copy__(self) -> Self:
@@ -67,8 +67,8 @@ class NexarError(Exception):
         return _rebuild(type(self), self.args, self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles text and facts, without building the message again."""
-        return _rebuild, (type(self), self.args, self._travelling_facts())
+        """Pickles text and facts."""
+        return _rebuild, (type(self), self.args, self._pickled_facts())
 
 
 def _rebuild(cls: type[_Error], args: tuple[Any, ...], facts: dict[str, Any]) -> _Error:
@@ -82,7 +82,7 @@ LONGEST_LINE = 120
 """Characters of the first line of a message."""
 
 
-def fitted(line: str, *lines: str) -> str:
+def one_line_or(line: str, *lines: str) -> str:
     """`line` if it is one line of at most 120 characters, else the non-empty `lines`, the first of which must
     be short.
     """
@@ -91,10 +91,10 @@ def fitted(line: str, *lines: str) -> str:
     return "\n".join(each for each in lines if each)
 
 
-def headed(head: str, text: str) -> str:
+def with_heading(head: str, text: str) -> str:
     """`head: text`; the text starts on a new line if its first line does not fit behind `head`."""
     first, _, rest = text.partition("\n")
-    return "\n".join(part for part in (fitted(f"{head}: {first}", head, first), rest) if part)
+    return "\n".join(part for part in (one_line_or(f"{head}: {first}", head, first), rest) if part)
 
 
 def list_ranks(ranks: Sequence[Rank]) -> str:
@@ -103,14 +103,14 @@ def list_ranks(ranks: Sequence[Rank]) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces unprintable characters other than line ends by spaces: no foreign escape sequence reaches a terminal."""
+    """Replaces unprintable characters except line ends, so that no foreign escape sequence reaches a terminal."""
     if text.isprintable():
         return text
     return "\n".join("".join(each if each.isprintable() else " " for each in line) for line in text.split("\n"))
 
 
-def told(error: BaseException) -> str:
-    """The text of an error, as it can be sent. The `__str__` of a user's exception may raise."""
+def error_text(error: BaseException) -> str:
+    """The text of an error, as it can be sent. A user's `__str__` may raise."""
     try:
         return sendable(str(error))
     except Exception as failure:  # noqa: BLE001 - it must not hide the error that is reported
@@ -118,18 +118,18 @@ def told(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """With escapes for what is not Unicode, such as file names in another encoding."""
+    """The text with escapes for what is not Unicode, such as file names in another encoding."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def quote(text: str) -> str:
-    """Quotes a foreign text inside a message. Further lines are marked, so that neither users nor launchers take
-    another rank's traceback for this one's.
+    """Quotes a foreign text. Further lines are marked, so that neither users nor launchers take another rank's
+    traceback for this one's.
     """
     return "\n    | ".join(text.rstrip().splitlines())
 
 
-def during(operation: str | None) -> str:
+def _during_clause(operation: str | None) -> str:
     """The clause that names the interrupted operation."""
     return f" during {operation}" if operation else ""
 
@@ -138,7 +138,7 @@ class UsageError(NexarError, ValueError):
     """The call is wrong or not possible now: a wrong argument, a closed object, a forked child. Also a ValueError."""
 
 
-@facts
+@error_with_facts
 class BufferMismatch(UsageError):
     """A receive buffer differs from the message in size or dtype. The message can still be received."""
 
@@ -158,7 +158,7 @@ class BufferMismatch(UsageError):
         )
 
 
-@facts
+@error_with_facts
 class ConfigError(NexarError):
     """A setting has a value that is not allowed, or does not exist."""
 
@@ -178,17 +178,17 @@ class ConfigError(NexarError):
         hint = f" ({self.hint})" if self.hint else ""
         if self.value == "":
             missing = f"{self.variable} is not set"
-            because = fitted(f"{missing}; {self.because}", missing, self.because) if self.because else missing
+            because = one_line_or(f"{missing}; {self.because}", missing, self.because) if self.because else missing
             return self._in_lines(because, f"set it to {self.allowed}", hint)
         return self._in_lines(f"{self.variable} = {self.value!r} is refused", f"allowed: {self.allowed}", hint)
 
     def _in_lines(self, first: str, remedy: str, hint: str) -> str:
         long_value = (f"{self.variable} has a value that is refused", repr(self.value))
         short = first if len(first.splitlines()[0]) <= LONGEST_LINE else "\n".join(long_value)
-        return fitted(f"{first}; {remedy}{hint}", short, remedy, self.hint)
+        return one_line_or(f"{first}; {remedy}{hint}", short, remedy, self.hint)
 
 
-@facts
+@error_with_facts
 class VersionMismatch(NexarError):
     """Two nodes have different protocol versions."""
 
@@ -201,7 +201,7 @@ class VersionMismatch(NexarError):
         return f"{self.peer} speaks protocol {self.theirs}, this node {self.ours}; upgrade nexar on {older}"
 
 
-@facts
+@error_with_facts
 class DeviceError(NexarError):
     """Staging an array to or from a device failed."""
 
@@ -221,7 +221,7 @@ class InternalError(NexarError):
         super().__init__(f"{what}; this is a bug in nexar, please report it with this traceback")
 
 
-@facts
+@error_with_facts
 class JoinRefused(NexarError, ConnectionError):
     """The seed rejected this node."""
 
@@ -233,10 +233,10 @@ class JoinRefused(NexarError, ConnectionError):
     """Every member has left or died, so none can admit this node."""
 
     def _message(self) -> str:
-        return headed(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)
+        return with_heading(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)
 
 
-@facts
+@error_with_facts
 class SeedUnreachable(NexarError, ConnectionError):
     """No seed answered at its addresses, or the process that answered is not the seed."""
 
@@ -260,15 +260,17 @@ class SeedUnreachable(NexarError, ConnectionError):
         span = "" if self.timeout is None else f" in {format_seconds(self.timeout)}"
         tried = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         addresses = ", ".join(self.addresses) or "any address"
-        return fitted(
+        return one_line_or(
             f"no seed at {addresses} after {tried}{span} (last: {self.cause}); {self.remedy}",
-            fitted(f"no seed at {addresses} after {tried}{span}", f"no seed after {tried}{span}", f"at {addresses}"),
+            one_line_or(
+                f"no seed at {addresses} after {tried}{span}", f"no seed after {tried}{span}", f"at {addresses}"
+            ),
             f"last: {self.cause}",
             self.remedy,
         )
 
 
-@facts
+@error_with_facts
 class FormationTimeout(NexarError, TimeoutError):
     """The cluster did not form in time, or cannot form; then `reason` says why. Raised on every rank."""
 
@@ -288,11 +290,11 @@ class FormationTimeout(NexarError, TimeoutError):
             f"joined: {', '.join(self.joined) or 'nobody'}; refused: {refused}"
         )
         if self.reason:
-            return f"{headed('the cluster did not form', self.reason)}\n{facts}"
+            return f"{with_heading('the cluster did not form', self.reason)}\n{facts}"
         return f"{facts}\nstart the missing ones or raise NEXAR_FORMATION_TIMEOUT_SECS"
 
 
-@facts
+@error_with_facts
 class PeerError(NexarError, ConnectionError):
     """One peer failed. What is not known of it is None."""
 
@@ -309,7 +311,7 @@ class PeerError(NexarError, ConnectionError):
         return f"{self.peer} failed; see its own log"
 
 
-@facts
+@error_with_facts
 class PeerLost(PeerError):
     """The peer is gone: its connection ended, its process died, or it was silent too long."""
 
@@ -319,21 +321,10 @@ class PeerLost(PeerError):
     remedy: str = "continue without it, or restart it"
 
     def _message(self) -> str:
-        return f"lost {self.peer}{during(self.operation)}: {quote(self.cause)}; {self.remedy}"
-
-    def advising(self, remedy: str) -> "PeerLost":
-        """The same loss with another remedy."""
-        return PeerLost(
-            rank=self.rank,
-            node=self.node,
-            address=self.address,
-            cause=self.cause,
-            operation=self.operation,
-            remedy=remedy,
-        )
+        return f"lost {self.peer}{_during_clause(self.operation)}: {quote(self.cause)}; {self.remedy}"
 
 
-@facts
+@error_with_facts
 class PeerMisbehaved(PeerError):
     """The peer broke the protocol; its connection was closed."""
 
@@ -343,7 +334,7 @@ class PeerMisbehaved(PeerError):
         return f"{self.peer} broke the protocol: {self.what}; check that it runs the same version of nexar"
 
 
-@facts
+@error_with_facts
 class LinkClosed(NexarError, ConnectionError):
     """The link, or its owner, was closed on this side."""
 
@@ -357,14 +348,14 @@ class LinkClosed(NexarError, ConnectionError):
     def _message(self) -> str:
         link = f"the link to {describe_peer(self.rank, self.node, self.address)} was closed on this side"
         closed = link if self.owner is None else f"{self.owner} was closed"
-        return f"{closed}{during(self.operation)}; use it before closing it"
+        return f"{closed}{_during_clause(self.operation)}; use it before closing it"
 
 
 _SETTINGS: Final = {"barrier": "BARRIER", "checkpoint": "ELASTIC_CHECKPOINT", "grow": "ELASTIC_CHECKPOINT"}
 """The timeout settings of operations that have their own."""
 
 
-@facts
+@error_with_facts
 class Cancelled(NexarError):
     """The operation was cancelled by its owner, or a collective by one of its ranks. The link stays usable."""
 
@@ -379,7 +370,7 @@ class Cancelled(NexarError):
         return f"{self.operation} was cancelled{by}{reason}; its buffers are free again"
 
 
-@facts
+@error_with_facts
 class OperationTimeout(NexarError, TimeoutError):
     """An operation did not finish by its deadline. Its buffers are detached; the link stays usable."""
 
@@ -393,8 +384,13 @@ class OperationTimeout(NexarError, TimeoutError):
         missing = waiting if isinstance(waiting, str) else "; ".join(str(peer) for peer in waiting)
         return (
             f"{self._called()} did not finish in {format_seconds(self.timeout)}, waiting for {missing}; "
-            f"look there first, or allow more time ({self._remedy()})"
+            f"{self._first_check()}raise the limit ({self._remedy()})"
         )
+
+    def _first_check(self) -> str:
+        peers = () if isinstance(self.waiting_for, str) else self.waiting_for
+        ranks = sorted({peer.rank for peer in peers if peer.rank is not None})
+        return f"check {list_ranks(ranks)} first, or " if ranks else ""
 
     def _called(self) -> str:
         return self.operation
@@ -403,7 +399,7 @@ class OperationTimeout(NexarError, TimeoutError):
         return "timeout="
 
 
-@facts
+@error_with_facts
 class CollectiveTimeout(OperationTimeout):
     """A collective made no progress until its deadline."""
 
@@ -417,7 +413,7 @@ class CollectiveTimeout(OperationTimeout):
         return f"timeout=, or NEXAR_{setting}_TIMEOUT_SECS"
 
 
-@facts
+@error_with_facts
 class CollectiveMismatch(NexarError):
     """Ranks of one communicator called different collectives at the same position. The communicator is revoked."""
 
@@ -445,7 +441,7 @@ class CollectiveMismatch(NexarError):
         return ", ".join(f"{call} on {list_ranks(ranks)}" for call, ranks in by_call.items())
 
 
-@facts
+@error_with_facts
 class MembershipChanged(NexarError):
     """The members changed. `communicator` is the successor: new rank, new size, next epoch."""
 
@@ -467,11 +463,11 @@ class MembershipChanged(NexarError):
             "continue with the .communicator of this error"
         )
 
-    def _travelling_facts(self) -> dict[str, Any]:
+    def _pickled_facts(self) -> dict[str, Any]:
         return {**self.__dict__, "communicator": None}
 
 
-@facts
+@error_with_facts
 class Expelled(NexarError):
     """The others agreed to continue without this node."""
 
@@ -489,7 +485,7 @@ class Expelled(NexarError):
         return f"{who} was expelled in epoch {self.epoch}: {quote(self.reason)}; {remedy}"
 
 
-@facts
+@error_with_facts
 class Revoked(NexarError):
     """The communicator is over, for every member."""
 
@@ -510,7 +506,7 @@ class Revoked(NexarError):
         )
 
 
-@facts
+@error_with_facts
 class NoQuorum(NexarError):
     """No majority of the membership can be reached, so this side may not continue."""
 
@@ -531,7 +527,7 @@ class NoQuorum(NexarError):
         )
 
 
-@facts
+@error_with_facts
 class RecoveryTimeout(NexarError, TimeoutError):
     """A majority is reachable, but did not agree in time."""
 
@@ -541,11 +537,11 @@ class RecoveryTimeout(NexarError, TimeoutError):
     def _message(self) -> str:
         return (
             f"no agreement on the next membership in {format_seconds(self.timeout)}; no vote from "
-            f"{list_ranks(self.missing_votes)}; look there, or raise NEXAR_RECOVERY_TIMEOUT_SECS"
+            f"{list_ranks(self.missing_votes)}; check there first, or raise NEXAR_RECOVERY_TIMEOUT_SECS"
         )
 
 
-@facts
+@error_with_facts
 class RpcError(NexarError):
     """A remote call did not return a value."""
 
@@ -560,7 +556,7 @@ class RpcError(NexarError):
         return f"remote call {self.function} on rank {self.rank}"
 
 
-@facts
+@error_with_facts
 class UnknownFunction(RpcError):
     """The peer serves no function of that name."""
 
@@ -576,7 +572,7 @@ class UnknownFunction(RpcError):
         return f"{self._call}: no such function there{meant}; {there}; register it with @comm.serve before calling"
 
 
-@facts
+@error_with_facts
 class RemoteError(RpcError):
     """The function ran and raised."""
 
@@ -586,7 +582,7 @@ class RemoteError(RpcError):
         return quote(f"{self._call} raised; its traceback:\n{self.traceback}")
 
 
-@facts
+@error_with_facts
 class RpcTimeout(RpcError, TimeoutError):
     """No answer by the call's deadline; the function may have run."""
 
@@ -598,7 +594,7 @@ class RpcTimeout(RpcError, TimeoutError):
         )
 
 
-@facts
+@error_with_facts
 class RpcOverloaded(RpcError):
     """The peer already runs as many calls as it allows; the function did not run."""
 
@@ -608,7 +604,7 @@ class RpcOverloaded(RpcError):
         return f"{self._call} was rejected: {self.limit} calls run there; try later, or raise NEXAR_RPC_CONCURRENCY"
 
 
-@facts
+@error_with_facts
 class RpcCancelled(RpcError):
     """The call was cancelled before it answered."""
 

@@ -65,9 +65,8 @@ class Group:
         shape: tuple[int, ...] = (),
         about: MessageHeader = PLAIN,
     ) -> Operation:
-        """A small message is copied; a large one is borrowed until the operation is done.
-
-        Opens the link if needed, until the deadline. Raises PeerLost.
+        """A small message is copied; a large one is borrowed until the operation is done. Opens the link if needed,
+        until the deadline. Raises PeerLost.
         """
         dest = self.check(dest)
         if dest == self.rank:
@@ -93,9 +92,7 @@ class Group:
         )
 
     def drain(self, source: Rank, *, tag: int, parts: int) -> None:
-        """Discard the remaining parts of a message, one at a time, until all have come or the sender gave up. Never
-        blocks.
-        """
+        """Discard the remaining parts of a message, until all have come or the sender gave up. Never blocks."""
         deferred_io = self.mesh.router.deferred_io
 
         def take(left: int) -> None:
@@ -115,10 +112,15 @@ class Group:
             take(parts)
 
     def wait(
-        self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None, *, keep: bool = False
+        self,
+        operations: Sequence[Operation],
+        deadline: float,
+        abort_signal: Operation | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
         """As Progress.wait."""
-        self.progress.wait(operations, deadline, alarm, keep=keep)
+        self.progress.wait(operations, deadline, abort_signal, keep=keep)
 
     def open_links(self, ranks: Iterable[Rank], deadline: float) -> None:
         """Raises PeerLost."""
@@ -154,8 +156,8 @@ class Group:
         return number
 
     def leave(self) -> None:
-        """Notify linked ranks, after all earlier messages, so that none waits for a message of this rank. Call `close`
-        next. Never blocks.
+        """Notify linked ranks, after all earlier messages, so that none waits for this rank. Call `close` next. Never
+        blocks.
         """
         for link in self.links().values():
             try:
@@ -221,5 +223,5 @@ def checked_timeout(timeout: Any) -> float:
 
 
 def deadline_after(timeout: float) -> float:
-    """Of time.monotonic. `timeout` may be infinite."""
+    """A time of time.monotonic. `timeout` may be infinite."""
     return time.monotonic() + min(timeout, _LONGEST)

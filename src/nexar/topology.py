@@ -4,12 +4,12 @@
     k_regular:K   ranks on a ring, connected to the nearest K/2 on each side
     hypercube     ranks are neighbours if their numbers differ in one bit
 
-A hypercube need not be complete: two ranks are as far apart as their numbers differ in bits, via clear bits first. But
-the last ranks would have few neighbours. So the rank opposite a missing corner on the highest axis, which misses it
-too, becomes a neighbour of the lowest other rank that misses it. From three ranks on, every rank has at least two
-neighbours.
+A hypercube need not be complete, but its last ranks would have few neighbours. So the rank opposite a missing corner on
+the highest axis, which misses it too, becomes a neighbour of the lowest other rank that misses it. From three ranks on,
+every rank has at least two neighbours.
 
-Law: the relation is symmetric, the graph is connected, and in a hypercube no rank has more than ⌈log2 n⌉ neighbours.
+Invariant: the relation is symmetric, the graph is connected, and in a hypercube no rank has more than ⌈log2 n⌉
+neighbours.
 
 A route is a shortest path; among equals it takes the lowest next rank, so it is the same everywhere. It lists every
 rank once, so messages cannot loop. A parent in a tree is one hop nearer to the root, so nothing is relayed.
@@ -31,7 +31,7 @@ _K_REGULAR: Final = "k_regular:"
 
 @lru_cache(maxsize=4096)
 def neighbors(topology: str, size: int, rank: Rank) -> tuple[Rank, ...]:
-    """Returns the neighbours, ascending. Raises ValueError for an unknown topology."""
+    """Ascending. Raises ValueError for an unknown topology."""
     if topology == FULL_MESH:
         return tuple(other for other in range(size) if other != rank)
     if topology == HYPERCUBE:
@@ -40,7 +40,7 @@ def neighbors(topology: str, size: int, rank: Rank) -> tuple[Rank, ...]:
 
 
 def degree_of(topology: str) -> int:
-    """Returns K of `k_regular:K`, or raises ValueError."""
+    """K of `k_regular:K`. Raises ValueError."""
     kind, _, degree = topology.partition(":")
     if f"{kind}:" != _K_REGULAR or not degree.isdecimal():
         raise ValueError(f"no topology is called {topology!r}")
@@ -48,17 +48,17 @@ def degree_of(topology: str) -> int:
 
 
 def are_neighbors(topology: str, size: int, one: Rank, other: Rank) -> bool:
-    """Returns whether the two ranks have a direct link."""
+    """Whether they have a direct link."""
     return topology == FULL_MESH or other in neighbors(topology, size, one)
 
 
 def is_complete(topology: str, size: int) -> bool:
-    """Returns whether all ranks are neighbours."""
+    """Whether all ranks are neighbours."""
     return topology == FULL_MESH or all(len(neighbors(topology, size, rank)) == size - 1 for rank in range(size))
 
 
 def dimensions(size: int) -> int:
-    """Returns ⌈log2 size⌉."""
+    """⌈log2 size⌉."""
     return (size - 1).bit_length()
 
 
@@ -83,7 +83,7 @@ def _on_cube(size: int, rank: Rank) -> tuple[Rank, ...]:
 
 
 def _misses(size: int, corner: int, axes: list[int]) -> Rank:
-    """Returns the lowest rank in the upper half of the cube that misses this corner, or `size`."""
+    """The lowest rank in the upper half of the cube that misses this corner, or `size`."""
     highest = axes[-1]
     return min((corner ^ axis for axis in axes[:-1] if highest <= corner ^ axis < size), default=size)
 
@@ -96,7 +96,7 @@ NO_RANKS: Final[frozenset[Rank]] = frozenset()
 def route(
     topology: str, size: int, source: Rank, destination: Rank, avoid: frozenset[Rank] = NO_RANKS
 ) -> tuple[Rank, ...] | None:
-    """Returns all ranks on the path, or None if `avoid` leaves no path. The ends are not avoided."""
+    """All ranks on the path; None if `avoid` leaves no path. The ends are not avoided."""
     if source == destination:
         return (source,)
     distance = _distances(topology, size, destination, avoid - {source, destination})
@@ -111,7 +111,7 @@ def route(
 
 
 def diameter(topology: str, size: int) -> int:
-    """Returns the length of the longest route that avoids no rank."""
+    """The length of the longest route that avoids no rank."""
     if size == 1:
         return 0
     if topology == FULL_MESH:
@@ -123,12 +123,12 @@ def diameter(topology: str, size: int) -> int:
 
 
 def hop_limit(topology: str, size: int) -> int:
-    """Returns the hops after which a message is dropped."""
+    """Hops after which a message is dropped."""
     return diameter(topology, size) + SPARE_HOPS
 
 
 def detour_limit(topology: str, size: int) -> int:
-    """Returns the hop limit of routes that avoid ranks: a ring without one rank is a line."""
+    """For routes that avoid ranks: a ring without one rank is a line."""
     return max(hop_limit(topology, size), size - 1)
 
 
@@ -141,7 +141,7 @@ def _distances(topology: str, size: int, origin: Rank, avoid: frozenset[Rank]) -
 
 
 def outward(topology: str, size: int, origin: Rank, avoid: frozenset[Rank] = NO_RANKS) -> Iterator[tuple[Rank, Rank]]:
-    """Yields (nearer neighbour, rank) for each rank except the origin, nearer ones first."""
+    """(nearer neighbour, rank) for each rank except the origin, nearer ones first."""
     seen, waiting = {origin, *avoid}, deque([origin])
     while waiting:
         here = waiting.popleft()
@@ -154,7 +154,7 @@ def outward(topology: str, size: int, origin: Rank, avoid: frozenset[Rank] = NO_
 
 @lru_cache(maxsize=256)
 def parents(topology: str, size: int, root: Rank) -> tuple[Rank | None, ...]:
-    """Returns the parent of each rank; None for the root."""
+    """The parent of each rank; None for the root."""
     found: list[Rank | None] = [None] * size
     for parent, child in outward(topology, size, root):
         found[child] = parent
@@ -163,7 +163,7 @@ def parents(topology: str, size: int, root: Rank) -> tuple[Rank | None, ...]:
 
 @lru_cache(maxsize=256)
 def children(topology: str, size: int, root: Rank) -> tuple[tuple[Rank, ...], ...]:
-    """Returns the children of each rank, ascending."""
+    """The children of each rank, ascending."""
     found: list[list[Rank]] = [[] for _ in range(size)]
     for parent, child in outward(topology, size, root):
         found[parent].append(child)

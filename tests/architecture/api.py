@@ -30,7 +30,6 @@ communicator is also one of `comm.start`, which returns a `Request` at once."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _FOR_THE_FEED = {"begin", "put", "end", "join"}  # a subscription's other side
-_FOR_REQUESTS = {"outcome_after", "resolve_error"}  # ErrorResolver, which Communicator implements
 _MENTIONED = "See "  # so begins what a method says of itself that is described elsewhere
 
 
@@ -57,7 +56,7 @@ def _classes() -> Iterator[str]:
     verbs = {
         name for base in (MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMethods) for name in vars(base)
     }
-    yield from _class("Communicator", nexar.Communicator, but={*verbs, *_FOR_REQUESTS})
+    yield from _class("Communicator", nexar.Communicator, but=verbs)
     yield from _class("Communicator: messages", MessageMethods)
     yield from _class("Communicator: collectives", CollectiveMethods)
     yield from _class("Communicator: serving calls", RpcServeMethods)
@@ -95,11 +94,11 @@ def _class(title: str, kind: type, *, but: set[str] = frozenset(), made: bool = 
     if facts:
         yield "\n".join(f"- `{name}`: {text}" if text else f"- `{name}`" for name, text in facts)
     for each in methods:
-        if each.name not in but and _is_told(each):
+        if each.name not in but and _is_documented(each):
             yield _described(each)
 
 
-def _is_told(method: _Definition) -> bool:
+def _is_documented(method: _Definition) -> bool:
     public = not method.name.startswith("_") and not _has(method, "property", "overload")
     return public and not (ast.get_docstring(method) or "").startswith(_MENTIONED)
 

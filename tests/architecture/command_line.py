@@ -52,8 +52,8 @@ def _row(parameter: Any) -> str:
     names = [*parameter.opts, *parameter.secondary_opts] if _is_option(parameter) else [_argument(parameter)]
     shown = ", ".join(f"`{name}`" for name in names)
     default = parameter.default
-    told = isinstance(default, int | float | str | Path) and not isinstance(default, bool) and default != ""
-    return f"| {shown} | {default if told else '–'} | {_text(parameter.help).replace('|', chr(92) + '|')} |"
+    stated = isinstance(default, int | float | str | Path) and not isinstance(default, bool) and default != ""
+    return f"| {shown} | {default if stated else '–'} | {_text(parameter.help).replace('|', chr(92) + '|')} |"
 
 
 def _is_option(parameter: Any) -> bool:

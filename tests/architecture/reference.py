@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nexar import errors
 from nexar.config import Setting, settings
+from tests.architecture.algorithms import algorithms
 from tests.architecture.api import api
 from tests.architecture.command_line import commands
 from tests.architecture.sources import ROOT
@@ -17,9 +18,10 @@ _SETTINGS = f"""# Settings
 
 {_MADE}
 
-Each is a variable of the environment; a field of `nexar.Config` and an argument of `nexar.init()` (its name without
-`NEXAR_` and `_SECS`, in lower case); or a line of the TOML file that `NEXAR_CONFIG` names. Arguments win over
-variables, and these over the file. `nexar config` shows what is in force and where it came from.
+Each is a variable of the environment; a field of `nexar.Config` and an argument of `nexar.init()`; or a line of the
+TOML file that `NEXAR_CONFIG` names. Outside the environment its name has no `NEXAR_` and no `_SECS` and is in lower
+case: `NEXAR_COLLECTIVE_TIMEOUT_SECS=5` is `nexar.init(collective_timeout=5)`, and `collective_timeout = 5` in the file.
+Arguments win over variables, and these over the file. `nexar config` shows what is in force and where it came from.
 """
 _ERRORS = f"""# Errors
 
@@ -33,6 +35,7 @@ attributes.
 def pages() -> dict[Path, str]:
     """Each page, and what it has to hold."""
     return {
+        FOLDER / "algorithms.md": algorithms((FOLDER / "algorithms.md").read_text()),
         FOLDER / "api.md": api(_MADE),
         FOLDER / "cli.md": commands(_MADE),
         FOLDER / "configuration.md": configuration(),
@@ -64,7 +67,7 @@ def _branch(kind: type, depth: int) -> list[str]:
 
 
 def _doc(setting: Setting) -> str:
-    return f"{setting.doc} Must be the same on every rank." if setting.agrees else setting.doc
+    return f"{setting.doc} Must be the same on every rank." if setting.same_on_all_ranks else setting.doc
 
 
 def _shown(setting: Setting) -> str:

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,8 +18,9 @@ from pathlib import Path
 
 from tests.architecture.snippets import SHELL, Snippet, snippets
 from tests.architecture.sources import ROOT
+from tests.ports import free_port
 
-PATIENCE = 50.0
+EVENT_TIMEOUT = 50.0
 NOT_RUN = {
     r"make|\.ci/run": "make sets up and runs everything else, these tests too",
     r"pip|maturin": "would change the environment that the tests run in",
@@ -58,7 +58,7 @@ class Session:
     def __init__(self, document: Path, folder: Path) -> None:
         self._blocks = snippets(document=document)
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         consoles = [s for s in self._blocks if s.language == "console" and why_not_run(s) is None]
         self._machines = sorted({host for s in consoles for host, _ in _typed(s)})
         for machine in ("", *self._machines):
@@ -91,7 +91,7 @@ class Session:
         machines = sorted({machine for machine, _ in typed})
         running = [self._start(machine, [line for host, line in typed if host == machine]) for machine in machines]
         try:
-            ended = [(process.communicate(timeout=PATIENCE)[0], process.returncode) for process in running]
+            ended = [(process.communicate(timeout=EVENT_TIMEOUT)[0], process.returncode) for process in running]
         finally:
             for process in running:
                 _end(process)
@@ -139,9 +139,3 @@ def _end(process: "subprocess.Popen[str]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     if process.returncode is None:
         process.communicate()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

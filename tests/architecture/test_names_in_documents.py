@@ -5,8 +5,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.architecture.snippets import DOCUMENTS, snippets
 from tests.architecture.sources import PACKAGE, ROOT, files, module_name, shown, tree
 
@@ -18,7 +16,7 @@ NOT_IN_THE_SOURCE = {
     "nexar.NAME",  # a placeholder
     "Request.Waitall",  # mpi4py's
 }
-TREES = ("src/", "tests/", "docs/", "benchmarks/", "examples/", "native/", "dashboards/")
+TREES = ("src/", "tests/", "tools/", "docs/", "benchmarks/", "examples/", "native/", "dashboards/")
 EXAMPLES = {"train.py", *(snippet.title for snippet in snippets("python"))}  # files of the reader
 
 
@@ -67,17 +65,26 @@ def in_backticks(document: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", text)
 
 
-@pytest.mark.parametrize("document", TODAY, ids=shown)
-def test_a_name_in_the_text_is_in_the_source(document):
-    texts = in_backticks(document)
-    names = {found[1] for text in texts if (found := re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)+)(?:\(.*\))?", text))}
-    names = {name for name in names - NOT_IN_THE_SOURCE if not name.endswith((".py", ".json", ".toml"))}
-    assert sorted(name for name in names if not is_in_the_source(name)) == []
+def names_in(document: Path) -> set[str]:
+    found = (re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)+)(?:\(.*\))?", text) for text in in_backticks(document))
+    names = {match[1] for match in found if match} - NOT_IN_THE_SOURCE
+    return {name for name in names if not name.endswith((".py", ".json", ".toml"))}
 
 
-@pytest.mark.parametrize("document", TODAY, ids=shown)
-def test_a_file_in_the_text_exists(document):
+def files_in(document: Path) -> set[str]:
     paths = {text for text in in_backticks(document) if re.fullmatch(r"\w[\w./-]*", text)} - EXAMPLES
-    named = {path for path in paths if path.startswith(TREES) or path.endswith((".py", ".rs"))}
-    places = (ROOT, PACKAGE, document.parent)
-    assert sorted(path for path in named if not any((place / path).exists() for place in places)) == []
+    return {path for path in paths if path.startswith(TREES) or path.endswith((".py", ".rs"))}
+
+
+def exists(path: str, document: Path) -> bool:
+    return any((place / path).exists() for place in (ROOT, PACKAGE, document.parent))
+
+
+def test_a_name_in_the_text_is_in_the_source():
+    named = [(document, name) for document in TODAY for name in sorted(names_in(document))]
+    assert [(shown(document), name) for document, name in named if not is_in_the_source(name)] == []
+
+
+def test_a_file_in_the_text_exists():
+    named = [(document, path) for document in TODAY for path in sorted(files_in(document))]
+    assert [(shown(document), path) for document, path in named if not exists(path, document)] == []

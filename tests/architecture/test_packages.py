@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -97,7 +98,7 @@ def test_a_licence_expression_is_understood(expression: str, *, allowed: bool) -
         ),
     ],
 )
-def test_an_audit_tells_no_answer_from_a_good_one(
+def test_an_audit_distinguishes_no_answer_from_a_good_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str, status: int, words: str
 ) -> None:
     module = load("audit")
@@ -121,7 +122,7 @@ def test_the_sbom_names_the_package_and_all_that_it_needs() -> None:
     assert [each["name"] for each in document["components"]] == ["numpy", "ml-dtypes"]
 
 
-def test_set_up_leaves_the_system_alone_if_told_so(tmp_path: Path) -> None:
+def test_set_up_leaves_the_system_alone_if_asked_to(tmp_path: Path) -> None:
     """With nothing on the PATH but what the script itself calls, everything is missing."""
     tools, touched = tmp_path / "bin", tmp_path / "touched"
     tools.mkdir()
@@ -182,3 +183,16 @@ def test_a_machine_path_in_compiled_code_is_found(tmp_path: Path) -> None:
     built = wheel(tmp_path, **{"a.so": b"\0panicked at /home/ann/.cargo/registry/src/x.rs\0"})
     module.strip_paths(built)
     assert list(module.machine_paths(built, [Path("/home/ann")])) == [("a.so", "/home/ann/")]
+
+
+def test_the_wheel_has_the_package_and_none_of_the_developers_tools(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"nexar", "nexar_torch_hook"}
+    testing = {name.split("/")[2] for name in names if name.startswith("nexar/testing/")}
+    assert testing == {"__init__.py", "faults.py", "virtual_clock.py", "simulator"}
+    assert {"nexar/py.typed", "nexar/cli/bench/rank.py", "nexar/launch/seed_main.py"} <= set(names)

@@ -2,6 +2,8 @@
 
 import tomllib
 
+import pytest
+
 import nexar
 from tests.architecture.sources import PACKAGE, ROOT
 
@@ -59,9 +61,23 @@ NAMES = [
 ]
 
 
-def test_the_front_door_shows_exactly_these_names():
+def test_the_package_exports_exactly_these_names():
     assert nexar.__all__ == NAMES
     assert all(hasattr(nexar, name) for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("public", "name"),
+    [
+        (nexar.Membership, "encode"),
+        (nexar.Membership, "decode"),
+        (nexar.Membership, "pin"),
+        (nexar.Communicator, "resolve_error"),
+        (nexar.Communicator, "outcome_after"),
+    ],
+)
+def test_what_only_nexar_itself_calls_is_not_a_public_method(public: type, name: str) -> None:
+    assert not hasattr(public, name)
 
 
 def test_the_package_says_the_version_it_is_sold_under():
@@ -69,7 +85,7 @@ def test_the_package_says_the_version_it_is_sold_under():
     assert nexar.__version__ == project["version"]
 
 
-def test_the_package_tells_type_checkers_that_it_is_typed():
+def test_the_package_is_marked_as_typed():
     assert (PACKAGE / "py.typed").exists()
 
 

@@ -14,7 +14,7 @@ def test_a_page_that_is_made_from_the_code_is_up_to_date(path):
     assert path.read_text() == pages()[path], "write it anew: python -m tests.architecture.reference"
 
 
-def test_the_pages_tell_of_every_public_name():
-    told = "".join((FOLDER / page).read_text() for page in ("api.md", "errors.md"))
-    named = re.findall(r"^#+ (?:Given back: )?(\w+)$|^- `(\w+)`|^ *- \*\*(\w+)\*\*", told, re.MULTILINE)
+def test_the_pages_describe_every_public_name():
+    stated = "".join((FOLDER / page).read_text() for page in ("api.md", "errors.md"))
+    named = re.findall(r"^#+ (?:Given back: )?(\w+)$|^- `(\w+)`|^ *- \*\*(\w+)\*\*", stated, re.MULTILINE)
     assert set(nexar.__all__) <= {name for names in named for name in names}

@@ -1,11 +1,11 @@
-"""What several stories at the seed's door begin with."""
+"""What several stories at a seed begin with."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from nexar.testing.transports import why_unavailable
-from tests.cluster.joiners import Knocker, knocking
+from nexar_tools.transports import why_unavailable
+from tests.cluster.joiners import JoinDialer, join_dialer
 
 SCHEMES = [
     pytest.param("tls"),
@@ -16,7 +16,7 @@ SCHEMES = [
 
 
 @pytest.fixture(params=SCHEMES)
-def knocker(request: pytest.FixtureRequest) -> Iterator[Knocker]:
-    """Somebody who knocks over TLS, and over QUIC."""
-    with knocking(request.param) as made:
+def dialer(request: pytest.FixtureRequest) -> Iterator[JoinDialer]:
+    """A dialer that joins over TLS, and over QUIC."""
+    with join_dialer(request.param) as made:
         yield made

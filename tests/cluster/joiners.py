@@ -1,4 +1,4 @@
-"""Those who knock at a seed's door: made of a transport and join messages, so that they can also misbehave."""
+"""Nodes that dial a seed: made of a transport and join messages, so that they can also misbehave."""
 
 import queue
 import time
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Membership, decode_membership
 from nexar.cluster.seed import SeedService
 from nexar.links.progress import Progress
 from nexar.security.authority import make_key
@@ -32,14 +32,14 @@ from nexar.wire.join import (
     encode_join,
 )
 
-PATIENCE = 20.0
+EVENT_TIMEOUT = 20.0
 """Seconds until a test that waits for an event gives up. Long, because the machine may be busy."""
 END = "the end"
 Said = TypeVar("Said")
 
 
 class Line:
-    """A join line as a guest holds it, which may say what it likes."""
+    """A join line as a joiner holds it, which may say what it likes."""
 
     def __init__(self, carrier: Carrier, invitation: Invitation, node: int) -> None:
         self.carrier = carrier
@@ -47,7 +47,7 @@ class Line:
         self.node = node
         self.key = make_key()
         self.nonce = make_nonce()
-        self.heard: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
         carrier.attach(self)
 
     # -- saying
@@ -64,7 +64,7 @@ class Line:
     def greet(self, role: Role = "candidate") -> Challenge:
         """Say hello, and believe the answer."""
         self.hello(role)
-        challenge = self.hear(Challenge)
+        challenge = self.receive(Challenge)
         secret, certificate = self.invitation.secret, self.carrier.peer.certificate
         assert certificate is not None
         assert proves(challenge.proof, secret, "seed", self.nonce, challenge.nonce, certificate)
@@ -84,46 +84,46 @@ class Line:
 
     def join(self, **more: Any) -> Welcome:
         self.apply(**more)
-        welcome = self.hear(Welcome)
+        welcome = self.receive(Welcome)
         self.send(Ready())
         return welcome
 
     def reserve(self, count: int, first_rank: int | None = None) -> Welcome:
         proof = self.prove(self.greet("launcher"), "launcher")
         self.send(ReserveRanks(proof, make_request(self.node, self.key), "here", count, first_rank))
-        return self.hear(Welcome)
+        return self.receive(Welcome)
 
     # -- hearing
 
-    def hear(self, kind: type[Said]) -> Said:
-        body = self.heard.get(timeout=PATIENCE)
+    def receive(self, kind: type[Said]) -> Said:
+        body = self.received.get(timeout=EVENT_TIMEOUT)
         assert isinstance(body, bytes), body
         message = decode_join(body, MAX_JOIN_BYTES)
         assert isinstance(message, kind), message
         return message
 
-    def hear_membership(self) -> Membership:
-        return Membership.decode(self.hear(Committed).membership)
+    def receive_membership(self) -> Membership:
+        return decode_membership(self.receive(Committed).membership)
 
-    def hear_end(self) -> None:
+    def receive_end(self) -> None:
         """The next thing is that the line is over."""
-        assert self.heard.get(timeout=PATIENCE) == END
+        assert self.received.get(timeout=EVENT_TIMEOUT) == END
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        self.heard.put(bytes(body))
+        self.received.put(bytes(body))
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
         raise AssertionError("a payload on a join line")
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        self.heard.put(END)
+        self.received.put(END)
         carrier.finish()
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        self.heard.put(END)
+        self.received.put(END)
 
 
-class Knocker:
+class JoinDialer:
     """Dials seeds over one transport; its lines are driven by a thread."""
 
     def __init__(self, scheme: str) -> None:
@@ -135,10 +135,10 @@ class Knocker:
         sleeper = self._poll_sleeper or cast(Sleeper, self.transport)
         self._progress = Progress(sleeper, [self.transport], spin=0.0)
 
-    def knock(self, seed: SeedService, node: int, invitation: Invitation | None = None) -> Line:
+    def dial(self, seed: SeedService, node: int, invitation: Invitation | None = None) -> Line:
         invitation = invitation or parse_ticket(seed.ticket)
         whom = Expected(UNKNOWN_NODE, parse_ticket(seed.ticket).fingerprint, anonymous=True)
-        carrier = self.transport.connect(seed.address, whom, time.monotonic() + PATIENCE)
+        carrier = self.transport.connect(seed.address, whom, time.monotonic() + EVENT_TIMEOUT)
         return Line(carrier, invitation, node)
 
     def close(self) -> None:
@@ -148,17 +148,17 @@ class Knocker:
 
 
 @contextmanager
-def knocking(scheme: str) -> Iterator[Knocker]:
-    knocker = Knocker(scheme)
+def join_dialer(scheme: str) -> Iterator[JoinDialer]:
+    dialer = JoinDialer(scheme)
     try:
-        yield knocker
+        yield dialer
     finally:
-        knocker.close()
+        dialer.close()
 
 
 def wait_for_event(seed: SeedService, kind: str, part: str = "", count: int = 1) -> None:
     """Until that many events of this kind have been noted whose reason has this part."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while len(found := [note for note in seed.events if note.kind == kind and part in note.reason]) < count:
         assert time.monotonic() < deadline, (kind, part, found, seed.events)
         time.sleep(0.005)

@@ -22,8 +22,8 @@ from nexar.config import Config
 from nexar.errors import FormationTimeout, JoinRefused, NexarError, SeedUnreachable, UsageError
 from nexar.security.certificates import Credentials, Trust
 from nexar.security.invitation import Invitation, parse_ticket
-from nexar.testing.transports import why_unavailable
-from tests.cluster.joiners import PATIENCE, wait_for_event
+from nexar_tools.transports import why_unavailable
+from tests.cluster.joiners import EVENT_TIMEOUT, wait_for_event
 from tests.ranks import on_every
 
 HERE = "127.0.0.1:0"
@@ -123,7 +123,7 @@ def test_who_brings_a_rank_gets_it() -> None:
         assert [comm.rank for comm in made] == [1, 0]
         for comm in made:
             comm.close()
-        assert seed.wait_empty(PATIENCE)
+        assert seed.wait_empty(EVENT_TIMEOUT)
 
 
 def test_ten_formations_and_closings_leave_nothing_behind() -> None:
@@ -176,7 +176,7 @@ def test_a_rank_that_is_taken_is_refused() -> None:
         assert {type(error) for error in ends} == {JoinRefused, FormationTimeout}
 
 
-def test_when_not_everybody_comes_who_came_hears_of_it() -> None:
+def test_when_not_everybody_comes_those_that_came_are_notified() -> None:
     with (
         SeedService(HERE, 2, transports=("tls",), formation_timeout=5.0) as seed,
         pytest.raises(FormationTimeout) as raised,
@@ -251,9 +251,10 @@ def test_a_seed_that_comes_back_with_its_state_finds_its_members_again(
     everybody_talks(cluster.ranks)
     for comm in cluster.ranks:
         comm.close()
-    assert cluster.seed.wait_empty(PATIENCE)
+    assert cluster.seed.wait_empty(EVENT_TIMEOUT)
 
 
+@pytest.mark.full
 def test_links_are_opened_with_certificates_that_were_renewed_when_the_first_had_expired(
     form: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,6 @@ def test_links_are_opened_with_certificates_that_were_renewed_when_the_first_had
     begin = time.monotonic()
     cluster = form(EAGER_WORLD + 1, certificate_lifetime=lifetime)
     while len(shown) <= EAGER_WORLD or min(shown.values()) < 2 or time.monotonic() - begin <= lifetime:
-        assert time.monotonic() - begin < PATIENCE, shown
+        assert time.monotonic() - begin < EVENT_TIMEOUT, shown
         time.sleep(0.01)
     everybody_talks(cluster.ranks)

@@ -1,4 +1,4 @@
-"""Collectives that go wrong, on real links: everybody is told what happened, at once, and the next call works.
+"""Collectives that go wrong, on real links: everybody is informed what happened, at once, and the next call works.
 
 The collective is the smallest that there is: everybody sends to everybody.
 """
@@ -14,7 +14,8 @@ import pytest
 
 from nexar.arrays.operators import ReduceCode
 from nexar.collectives.call_log import CallLog
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, rooted
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout
@@ -23,7 +24,7 @@ from nexar.links.messages import collective_tag
 from nexar.links.sending import MessageHeader
 from nexar.wire.frame import Space
 from tests.processes.talk import await_that
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 SIZE = 3
 ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, ReduceCode.SUM)
@@ -39,7 +40,9 @@ class Caller:
         self.call_log = CallLog(group)
         self.rank = group.rank
 
-    def call(self, fingerprint: Fingerprint = ALL_REDUCE, *, size_bytes: int = 32, timeout: float = PATIENCE) -> None:
+    def call(
+        self, fingerprint: Fingerprint = ALL_REDUCE, *, size_bytes: int = 32, timeout: float = EVENT_TIMEOUT
+    ) -> None:
         entry = self.call_log.begin(fingerprint)
         operation, dtype, count, root, reduce_op, way = fingerprint
         about = MessageHeader(
@@ -100,7 +103,7 @@ def test_a_mismatch_raises_on_every_rank_and_says_who_did_what(other: Fingerprin
             return outcome(caller, other if differs else ALL_REDUCE, size_bytes=size if differs else 32)
 
         ends = on_every(ranks, run)
-        assert time.monotonic() - began < PATIENCE
+        assert time.monotonic() - began < EVENT_TIMEOUT
         for rank, end in enumerate(ends):
             error = end or outcome(ranks[rank], ALL_REDUCE)  # who had all that it wanted raises at its next call
             assert isinstance(error, CollectiveMismatch), error
@@ -117,11 +120,11 @@ def test_who_comes_too_late_is_named_on_every_rank_and_the_next_call_works() -> 
 
         def run(caller: Caller) -> NexarError | None:
             if caller.rank == 2:
-                gave_up.wait(PATIENCE)
+                gave_up.wait(EVENT_TIMEOUT)
                 await_that(lambda: bool(caller.call_log._aborted), "word of it")  # else it might still do its part
             error = outcome(caller, ALL_REDUCE, timeout=0.3)
             if caller.rank != 2:
-                gave_up.wait(PATIENCE)
+                gave_up.wait(EVENT_TIMEOUT)
             return error
 
         for error in on_every(ranks, run):
@@ -141,7 +144,7 @@ def test_a_large_message_to_who_gave_up_does_not_keep_its_sender() -> None:
                 caller.call_log.end(entry, KeyboardInterrupt())
                 left.set()
                 return None
-            left.wait(PATIENCE)
+            left.wait(EVENT_TIMEOUT)
             return outcome(caller, ALL_REDUCE, size_bytes=1 << 20)
 
         error = on_every(ranks, run)[1]
@@ -157,7 +160,7 @@ def test_who_gives_up_in_the_middle_ends_the_call_of_those_who_wait() -> None:
 
         def run(caller: Caller) -> NexarError | None:
             if caller.rank == 0:
-                waiting.wait(PATIENCE)
+                waiting.wait(EVENT_TIMEOUT)
                 entry = caller.call_log.begin(ALL_REDUCE)
                 caller.call_log.end(entry, Cancelled(operation=entry.name, reason="enough"))
                 return None
@@ -184,7 +187,7 @@ def test_a_rank_that_makes_steps_is_waited_for_beyond_the_deadline() -> None:
                 entry.moved()
                 if entry.step == 15:  # three times the deadline of the other
                     about = MessageHeader(Space.COLLECTIVE, 0, 11, 0, 0, 2, 1, 0, 8)
-                    caller.group.post_send(0, memoryview(bytes(32)), deadline_after(PATIENCE), about=about)
+                    caller.group.post_send(0, memoryview(bytes(32)), deadline_after(EVENT_TIMEOUT), about=about)
             caller.call_log.end(entry)
             return None
 

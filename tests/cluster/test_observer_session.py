@@ -11,7 +11,7 @@ from nexar.errors import JoinRefused, SeedUnreachable
 from nexar.security.invitation import Invitation, parse_ticket
 from nexar.wire.join import JoinRefusedMessage, Leave, StatusPageReply, StatusPageRequest, StatusUpdate, WatchStatus
 from nexar.wire.status import StatusReport, encode_status_report
-from tests.cluster.joiners import PATIENCE, Knocker, knocking, wait_for_event
+from tests.cluster.joiners import EVENT_TIMEOUT, JoinDialer, join_dialer, wait_for_event
 
 HERE = "127.0.0.1:0"
 CONFIG = Config(transports=("tls",))
@@ -21,24 +21,24 @@ def watch(seed: SeedService) -> ObserverSession:
     return ObserverSession(parse_ticket(seed.ticket), CONFIG)
 
 
-def test_it_sees_members_come_speak_and_go(knocker: Knocker) -> None:
-    with SeedService(HERE, 2, transports=(knocker.transport.scheme,)) as seed, knocking("tls") as others:
-        config = Config(transports=(knocker.transport.scheme,))
+def test_it_sees_members_come_speak_and_go(dialer: JoinDialer) -> None:
+    with SeedService(HERE, 2, transports=(dialer.transport.scheme,)) as seed, join_dialer("tls") as others:
+        config = Config(transports=(dialer.transport.scheme,))
         with ObserverSession(parse_ticket(seed.ticket), config) as onlooker:
-            assert (onlooker.look().epoch, onlooker.look().joined) == (0, 0)
-            if knocker.transport.scheme != "tls":
+            assert (onlooker.read_board().epoch, onlooker.read_board().joined) == (0, 0)
+            if dialer.transport.scheme != "tls":
                 return  # the same seed code is behind both; one is followed to the end
-            lines = [others.knock(seed, node) for node in (7, 8)]
+            lines = [others.dial(seed, node) for node in (7, 8)]
             for line in lines:
                 line.join()
-            seed.wait_formed(PATIENCE)
+            seed.wait_formed(EVENT_TIMEOUT)
             for line in lines:
-                line.hear_membership()
+                line.receive_membership()
             lines[0].send(StatusUpdate(encode_status_report(StatusReport(0, 1, pid=77, operation="barrier #1"))))
             lines[1].carrier.abort("died")
             wait_for_event(seed, "gone")
-            deadline = time.monotonic() + PATIENCE
-            while (board := onlooker.look()).rows[0].bulletin is None:
+            deadline = time.monotonic() + EVENT_TIMEOUT
+            while (board := onlooker.read_board()).rows[0].bulletin is None:
                 assert time.monotonic() < deadline
             one, other = board.rows
             assert one.bulletin is not None
@@ -47,63 +47,63 @@ def test_it_sees_members_come_speak_and_go(knocker: Knocker) -> None:
 
 
 def test_it_holds_no_place_and_ends_without_a_trace() -> None:
-    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
+    with SeedService(HERE, 1, transports=("tls",)) as seed, join_dialer("tls") as dialer:
         with watch(seed):
             wait_for_event(seed, "watching")
         wait_for_event(seed, "left", "the observer closed")
-        knocker.knock(seed, 7).join()
-        assert seed.wait_formed(PATIENCE).size == 1
+        dialer.dial(seed, 7).join()
+        assert seed.wait_formed(EVENT_TIMEOUT).size == 1
 
 
 def test_who_does_not_know_the_secret_sees_nothing() -> None:
-    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
+    with SeedService(HERE, 1, transports=("tls",)) as seed, join_dialer("tls") as dialer:
         wrong = Invitation(parse_ticket(seed.ticket).addresses, bytes(32), parse_ticket(seed.ticket).fingerprint)
         with pytest.raises(SeedUnreachable, match="cannot prove that it knows the secret"):
-            ObserverSession(wrong, CONFIG, timeout=PATIENCE)
-        line = knocker.knock(seed, 7)
+            ObserverSession(wrong, CONFIG, timeout=EVENT_TIMEOUT)
+        line = dialer.dial(seed, 7)
         line.greet("onlooker")
         line.send(WatchStatus(bytes(32)))
-        assert "does not match this cluster" in line.hear(JoinRefusedMessage).reason
-        line = knocker.knock(seed, 8)
+        assert "does not match this cluster" in line.receive(JoinRefusedMessage).reason
+        line = dialer.dial(seed, 8)
         line.greet("onlooker")
         line.send(StatusPageRequest())
-        assert "without a proof of the secret" in line.hear(JoinRefusedMessage).reason
+        assert "without a proof of the secret" in line.receive(JoinRefusedMessage).reason
 
 
-def test_a_proof_of_another_role_does_not_let_one_watch_nor_one_of_a_onlooker_let_one_in() -> None:
-    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
-        line = knocker.knock(seed, 7)
+def test_a_proof_of_another_role_does_not_let_one_watch_nor_one_of_an_observer_let_one_in() -> None:
+    with SeedService(HERE, 1, transports=("tls",)) as seed, join_dialer("tls") as dialer:
+        line = dialer.dial(seed, 7)
         line.send(WatchStatus(line.prove(line.greet("onlooker"), "candidate")))
-        assert "does not match this cluster" in line.hear(JoinRefusedMessage).reason
-        line = knocker.knock(seed, 8)
+        assert "does not match this cluster" in line.receive(JoinRefusedMessage).reason
+        line = dialer.dial(seed, 8)
         line.send(line.application(line.prove(line.greet("candidate"), "onlooker")))
-        assert "does not match this cluster" in line.hear(JoinRefusedMessage).reason
+        assert "does not match this cluster" in line.receive(JoinRefusedMessage).reason
 
 
-def test_a_onlooker_that_speaks_like_a_member_is_refused_and_one_that_leaves_may() -> None:
-    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
-        line = knocker.knock(seed, 7)
+def test_an_observer_that_speaks_like_a_member_is_refused_and_one_that_leaves_may() -> None:
+    with SeedService(HERE, 1, transports=("tls",)) as seed, join_dialer("tls") as dialer:
+        line = dialer.dial(seed, 7)
         line.send(WatchStatus(line.prove(line.greet("onlooker"), "onlooker")))
-        line.hear(StatusPageReply)
+        line.receive(StatusPageReply)
         line.send(StatusUpdate(encode_status_report(StatusReport(0, 1))))
-        assert "before it was admitted" in line.hear(JoinRefusedMessage).reason
-        line = knocker.knock(seed, 8)
+        assert "before it was admitted" in line.receive(JoinRefusedMessage).reason
+        line = dialer.dial(seed, 8)
         line.send(WatchStatus(line.prove(line.greet("onlooker"), "onlooker")))
-        line.hear(StatusPageReply)
+        line.receive(StatusPageReply)
         line.send(StatusPageRequest(1000))
-        assert line.hear(StatusPageReply).board.rows == ()
+        assert line.receive(StatusPageReply).board.rows == ()
         line.send(Leave())
-        line.hear_end()
+        line.receive_end()
 
 
 def test_a_bulletin_that_is_nonsense_costs_nobody_its_place() -> None:
-    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
-        line = knocker.knock(seed, 7)
+    with SeedService(HERE, 1, transports=("tls",)) as seed, join_dialer("tls") as dialer:
+        line = dialer.dial(seed, 7)
         line.join()
-        line.hear_membership()
+        line.receive_membership()
         line.send(StatusUpdate(b"\xc1 what nobody can read"))
         line.send(StatusUpdate(encode_status_report(StatusReport(0, 1, pid=5))))
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + EVENT_TIMEOUT
         while (row := seed.board().rows[0]).bulletin is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -114,7 +114,7 @@ def test_a_seed_that_is_gone_is_named() -> None:
     with SeedService(HERE, 1, transports=("tls",)) as seed:
         onlooker = watch(seed)
     with onlooker, pytest.raises((SeedUnreachable, JoinRefused)) as gone:
-        onlooker.look()
+        onlooker.read_board()
     if isinstance(gone.value, SeedUnreachable):
         assert "the cluster has ended" in str(gone.value)
     with pytest.raises(SeedUnreachable):
@@ -124,7 +124,7 @@ def test_a_seed_that_is_gone_is_named() -> None:
 def test_who_is_in_a_hurry_does_not_wait_where_nobody_listens() -> None:
     with SeedService(HERE, 1, transports=("tls",)) as seed:
         ticket = parse_ticket(seed.ticket)
-        ObserverSession(ticket, CONFIG, timeout=PATIENCE, hurry=True).close()
+        ObserverSession(ticket, CONFIG, timeout=EVENT_TIMEOUT, hurry=True).close()
     begin = time.monotonic()
     with pytest.raises(SeedUnreachable, match="Connection refused"):
         ObserverSession(ticket, CONFIG, timeout=600.0, hurry=True)

@@ -9,14 +9,14 @@ import pytest
 from nexar.cluster.seed import SeedService
 from nexar.errors import UsageError
 from nexar.wire.join import JoinRefusedMessage, Leave
-from tests.cluster.joiners import Knocker, knocking, wait_for_event
+from tests.cluster.joiners import JoinDialer, join_dialer, wait_for_event
 
 HERE = "127.0.0.1:0"
 
 
 @pytest.fixture
-def knocker() -> Iterator[Knocker]:
-    with knocking("tls") as made:
+def dialer() -> Iterator[JoinDialer]:
+    with join_dialer("tls") as made:
         yield made
 
 
@@ -25,23 +25,23 @@ def open_seed(state: Path, size: int | None = 2, listen: str = HERE, **settings:
 
 
 def test_before_the_cluster_has_formed_its_ticket_stays_and_forming_begins_again(
-    tmp_path: Path, knocker: Knocker
+    tmp_path: Path, dialer: JoinDialer
 ) -> None:
     with open_seed(tmp_path) as seed:
         ticket, address = seed.ticket, seed.address
-        waiting = knocker.knock(seed, 7)
+        waiting = dialer.dial(seed, 7)
         waiting.join()
-    waiting.hear_end()  # and is not refused: it may try again
+    waiting.receive_end()  # and is not refused: it may try again
     with open_seed(tmp_path) as seed:
         assert (seed.ticket, seed.address, seed.membership) == (ticket, address, None)
         for node in (7, 8):
-            knocker.knock(seed, node).join()
+            dialer.dial(seed, node).join()
         assert seed.wait_formed(20).size == 2
 
 
-def test_a_cluster_that_has_formed_is_known_again(tmp_path: Path, knocker: Knocker) -> None:
+def test_a_cluster_that_has_formed_is_known_again(tmp_path: Path, dialer: JoinDialer) -> None:
     with open_seed(tmp_path) as seed:
-        lines = [knocker.knock(seed, node) for node in (7, 8)]
+        lines = [dialer.dial(seed, node) for node in (7, 8)]
         for line in lines:
             line.join()
         membership, ticket = seed.wait_formed(20), seed.ticket
@@ -49,55 +49,55 @@ def test_a_cluster_that_has_formed_is_known_again(tmp_path: Path, knocker: Knock
         assert (seed.ticket, seed.size) == (ticket, 2)
         assert seed.wait_formed(0) == seed.membership == membership
         assert not seed.wait_empty(0)  # they have time to come back
-        stranger = knocker.knock(seed, 9)
-        stranger.apply()
-        assert "has formed with 2 members" in stranger.hear(JoinRefusedMessage).reason
+        unauthenticated = dialer.dial(seed, 9)
+        unauthenticated.apply()
+        assert "has formed with 2 members" in unauthenticated.receive(JoinRefusedMessage).reason
         for old in lines:
-            back = knocker.knock(seed, old.node)
+            back = dialer.dial(seed, old.node)
             back.key = old.key
             back.join()
-            assert back.hear_membership() == membership
+            assert back.receive_membership() == membership
             back.send(Leave("done"))
         assert seed.wait_empty(20)
 
 
-def test_a_member_that_comes_back_with_another_key_is_refused(tmp_path: Path, knocker: Knocker) -> None:
+def test_a_member_that_comes_back_with_another_key_is_refused(tmp_path: Path, dialer: JoinDialer) -> None:
     with open_seed(tmp_path, 1) as seed:
-        knocker.knock(seed, 7).join()
+        dialer.dial(seed, 7).join()
         seed.wait_formed(20)
     with open_seed(tmp_path, 1) as seed:
-        impostor = knocker.knock(seed, 7)
+        impostor = dialer.dial(seed, 7)
         impostor.apply()
-        assert "another key" in impostor.hear(JoinRefusedMessage).reason
+        assert "another key" in impostor.receive(JoinRefusedMessage).reason
         wait_for_event(seed, "refused", "another key")
 
 
-def test_members_that_do_not_come_back_in_time_are_gone(tmp_path: Path, knocker: Knocker) -> None:
+def test_members_that_do_not_come_back_in_time_are_gone(tmp_path: Path, dialer: JoinDialer) -> None:
     with open_seed(tmp_path, 1) as seed:
-        knocker.knock(seed, 7).join()
+        dialer.dial(seed, 7).join()
         seed.wait_formed(20)
     with open_seed(tmp_path, 1, formation_timeout=0.1) as seed:
         assert seed.wait_empty(20)
 
 
-def test_nobody_hears_of_a_membership_that_could_not_be_kept(
-    tmp_path: Path, knocker: Knocker, monkeypatch: pytest.MonkeyPatch
+def test_nobody_learns_of_a_membership_that_could_not_be_kept(
+    tmp_path: Path, dialer: JoinDialer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     with open_seed(tmp_path, 1) as seed:
         monkeypatch.setattr("nexar.cluster.seed_state.write_secret_file", full)
-        line = knocker.knock(seed, 7)
+        line = dialer.dial(seed, 7)
         line.join()
-        assert "cannot store" in line.hear(JoinRefusedMessage).reason
+        assert "cannot store" in line.receive(JoinRefusedMessage).reason
         with pytest.raises(UsageError, match="No space left"):
             seed.wait_formed(20)
         assert seed.membership is None
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "messages"),
     [
         ({"size": 3}, "formed with 1 members"),
         ({"cluster_token": "0123456789abcdef0123456789abcdef"}, "another token"),
@@ -106,12 +106,12 @@ def test_nobody_hears_of_a_membership_that_could_not_be_kept(
     ids=["size", "token", "port"],
 )
 def test_what_contradicts_the_state_is_refused(
-    tmp_path: Path, knocker: Knocker, change: dict[str, object], words: str
+    tmp_path: Path, dialer: JoinDialer, change: dict[str, object], messages: str
 ) -> None:
     with open_seed(tmp_path, 1) as seed:
-        knocker.knock(seed, 7).join()
+        dialer.dial(seed, 7).join()
         seed.wait_formed(20)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=messages):
         open_seed(tmp_path, **{"size": 1, **change})  # type: ignore[arg-type]
 
 

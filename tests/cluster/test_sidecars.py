@@ -14,10 +14,10 @@ from nexar.communicator.communicator import Communicator
 from nexar.config import Config
 from nexar.links.link import Link
 from nexar.security.invitation import parse_ticket
-from nexar.testing.transports import why_unavailable
 from nexar.transport.base import Carrier, ConnectRefused, Expected
 from nexar.wire.control import Introduce
-from tests.ranks import PATIENCE, on_every
+from nexar_tools.transports import why_unavailable
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.memory_mesh import eventually, soon
 
 COUNT = 1_000_000
@@ -147,7 +147,7 @@ def test_the_loss_of_a_sidecar_between_members_costs_nothing(form: Form) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "introduce", "plain", "words"),
+    ("settings", "introduce", "plain", "messages"),
     [
         ({"encrypt_bulk_transport": False}, {}, True, "not encrypted carries large payloads and nothing else"),
         ({}, {"sidecar": True}, False, "takes no sidecars"),
@@ -156,20 +156,20 @@ def test_the_loss_of_a_sidecar_between_members_costs_nothing(form: Form) -> None
     ids=["a plain link", "unwanted", "of another kind"],
 )
 def test_a_member_that_dials_for_what_is_not_wanted_is_declined(
-    form: Form, settings: dict[str, object], introduce: dict[str, bool], plain: bool, words: str
+    form: Form, settings: dict[str, object], introduce: dict[str, bool], plain: bool, messages: str
 ) -> None:
     refused: list[str] = []
     ranks = form(*[config("tls", **settings)] * 2)
     ranks[1]._group.mesh.acceptor.on_refused = lambda _, reason: refused.append(reason)
     dial(ranks[0], ranks[1], Introduce(rank=0, epoch=1, **introduce), plain=plain)
-    eventually(lambda: any(words in reason for reason in refused), "the refusal")
+    eventually(lambda: any(messages in reason for reason in refused), "the refusal")
 
 
 def dial(comm: Communicator, other: Communicator, introduce: Introduce, *, plain: bool) -> None:
     """As a member that does not keep to the rules."""
     node, member = comm._group.mesh._node, comm.membership.members[other.rank]
     expected = Expected(member.node, member.fingerprint, plain=plain)
-    carrier = node._by_scheme["tls"].connect(member.addresses["tls"][0], expected, soon(PATIENCE))
+    carrier = node._by_scheme["tls"].connect(member.addresses["tls"][0], expected, soon(EVENT_TIMEOUT))
     answers: list[object] = []
     DialingHandshake(carrier, introduce, lambda _, answer: answers.append(answer))
     eventually(lambda: answers, "an answer")

@@ -66,7 +66,7 @@ def pair(make_node: MakeNode) -> Iterator[Pair]:
     left, right = make_node(LEFT), make_node(RIGHT)
     near, far = dial(left, right)
     pair = Pair(Side(left, near), Side(right, far))
-    near.attach(pair.left.heard)
-    far.attach(pair.right.heard)
+    near.attach(pair.left.received)
+    far.attach(pair.right.received)
     yield pair
-    assert pair.left.heard.faults + pair.right.heard.faults == []
+    assert pair.left.received.faults + pair.right.received.faults == []

@@ -18,7 +18,7 @@ def main(scheme: str, world_file: str, address: str, parent: str) -> None:
     node = Node(CHILD, *CASES[scheme].make(CHILD, world))
     with node.driving():
         side = Side(node, node.transport.connect(address, Expected(int(parent)), time.monotonic() + 20))
-        side.carrier.attach(side.heard)
+        side.carrier.attach(side.received)
         side.send(b"I am here")
         side.carrier.send_payload(1, memoryview(pattern(64 << 20)))
         while True:

@@ -1,4 +1,4 @@
-"""Two connected nodes, what each of them heard, and the hands that drive them."""
+"""Two connected nodes, what each of them received, and the hands that drive them."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ import numpy as np
 from nexar.transport.base import Carrier, CarrierLost, Expected, Sleeper, Transport
 from nexar.wire.frame import Frame, FrameKind, Lane, encode
 
-PATIENCE = 20.0
+EVENT_TIMEOUT = 20.0
 """Seconds until a test that waits for an event gives up. Long, because the machine may be busy."""
 
 
@@ -22,7 +22,7 @@ class Recorder:
     """A sink that writes everything down, and complains if it is called twice at a time or after it was silenced."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, object]] = []  # written by the driving thread
+        self.received: list[tuple[str, object]] = []  # written by the driving thread
         self.frames: list[tuple[Frame, bytes]] = []
         self.payloads: list[int] = []
         self.finished = 0
@@ -62,7 +62,7 @@ class Recorder:
             yield
             return
         try:
-            self.heard.append((what, fact))
+            self.received.append((what, fact))
             yield
         finally:
             self._inside.release()
@@ -91,14 +91,15 @@ class Node:
     def poll(self) -> bool:
         return self.transport.poll()
 
-    def rest(self, timeout: float) -> None:
-        """Sleep as a driving thread does."""
+    def rest(self, timeout: float) -> bool:
+        """Sleep as a driving thread does. Returns whether it slept: it does not while there is something to poll."""
         if not self.transport.prepare_sleep():
-            return
+            return False
         due = self.transport.due()
         if due is not None:
             timeout = min(timeout, due - time.monotonic())
         self.sleeper.sleep(max(timeout, 0.0), 0.0)
+        return True
 
     @contextmanager
     def driving(self) -> Iterator[None]:
@@ -134,12 +135,12 @@ class Node:
 
 def pump(nodes: list[Node], until: Callable[[], object], what: str) -> None:
     """Drive all of them in this thread until it has happened."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while not until():
         busy = [node.poll() for node in nodes]
         if not any(busy):
             if time.monotonic() > deadline:
-                raise AssertionError(f"waited {PATIENCE} s in vain: {what}")
+                raise AssertionError(f"waited {EVENT_TIMEOUT} s in vain: {what}")
             for node in nodes:
                 node.rest(0.0005)
 
@@ -158,11 +159,11 @@ def quieten(nodes: list[Node], seconds: float = 0.05) -> None:
 
 def wait_for(until: Callable[[], object], what: str) -> None:
     """Wait while others drive."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     pause = threading.Event()
     while not until():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE} s in vain: {what}")
+            raise AssertionError(f"waited {EVENT_TIMEOUT} s in vain: {what}")
         pause.wait(0.001)
 
 
@@ -181,7 +182,9 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
     return thread, outcome
 
 
-def dial(near: Node, far: Node, address: str | None = None, *, patience: float = PATIENCE) -> tuple[Carrier, Carrier]:
+def dial(
+    near: Node, far: Node, address: str | None = None, *, patience: float = EVENT_TIMEOUT
+) -> tuple[Carrier, Carrier]:
     """Both ends of a new carrier. The dialer blocks in a thread while both nodes are driven."""
     count = len(far.accepted)
     target = address or far.transport.address_for(near.number)
@@ -201,7 +204,7 @@ class Side:
 
     node: Node
     carrier: Carrier
-    heard: Recorder = field(default_factory=Recorder)
+    received: Recorder = field(default_factory=Recorder)
 
     def send(
         self,
@@ -244,20 +247,20 @@ class Pair:
             self.check_way(sender, receiver)
 
     def check_way(self, sender: Side, receiver: Side) -> None:
-        frames, payloads = len(receiver.heard.frames), len(receiver.heard.payloads)
+        frames, payloads = len(receiver.received.frames), len(receiver.received.payloads)
         transfer = 1_000_000 + payloads
         data, into = bytearray(pattern(100_001)), bytearray(100_001)
         receiver.carrier.expect_payload(transfer, memoryview(into))
         sender.carrier.send_payload(transfer, memoryview(data))
         sender.send(b"still here")
-        self.until(lambda: len(receiver.heard.frames) > frames, "a frame on a usable carrier")
-        self.until(lambda: len(receiver.heard.payloads) > payloads, "a payload on a usable carrier")
-        assert receiver.heard.frames[-1][1] == b"still here"
+        self.until(lambda: len(receiver.received.frames) > frames, "a frame on a usable carrier")
+        self.until(lambda: len(receiver.received.payloads) > payloads, "a payload on a usable carrier")
+        assert receiver.received.frames[-1][1] == b"still here"
         assert into == data
 
 
 def pattern(size: int, seed: int = 1) -> bytes:
-    """Bytes that repeat nowhere soon and are never 0, so that memory not yet written can be told apart."""
+    """Bytes that repeat nowhere soon and are never 0, so that memory not yet written can be distinguished."""
     block = _block(seed)
     return (block * (size // len(block) + 1))[:size]
 

@@ -115,6 +115,7 @@ class Receiver:
         return np.empty(length_of(len(self.numbers)), np.uint8)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(sized(300, 900))
 @pytest.mark.parametrize("scheme", ["memory", "shm", "tls", "quic"])
 def test_no_message_is_lost_comes_twice_or_out_of_order_whenever_receives_are_cancelled(
@@ -130,7 +131,7 @@ def test_no_message_is_lost_comes_twice_or_out_of_order_whenever_receives_are_ca
         comm.send(np.zeros(0, np.uint8), 1, TAG + 1)
         return number
 
-    def hear(comm: Communicator) -> Receiver:
+    def start_receiver(comm: Communicator) -> Receiver:
         receiver = Receiver(comm, seed=len(scheme))
         try:
             while receiver.cancels < CANCELS:
@@ -146,7 +147,7 @@ def test_no_message_is_lost_comes_twice_or_out_of_order_whenever_receives_are_ca
 
     begin = monotonic()
     with ranks_over(scheme, 2) as pair:
-        sent, receiver = on_every(pair, lambda comm: say(comm) if comm.rank == 0 else hear(comm))
+        sent, receiver = on_every(pair, lambda comm: say(comm) if comm.rank == 0 else start_receiver(comm))
         left = pair[1]._group.matching
         assert [len(left._posted), left._unexpected_buffers.budget.used] == [0, 0]
     assert receiver.numbers == list(range(sent))

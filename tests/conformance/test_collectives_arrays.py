@@ -12,14 +12,14 @@ from nexar.collectives.requests import HALF_WRITTEN
 from nexar.communicator.communicator import Communicator
 from nexar.errors import CollectiveMismatch, NexarError
 from tests.conformance.worlds import ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 SIZE = 3
 
 
 @pytest.fixture(params=["memory", "shm"])
 def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
-    with ranks_over(request.param, SIZE, collective_timeout=PATIENCE) as made:
+    with ranks_over(request.param, SIZE, collective_timeout=EVENT_TIMEOUT) as made:
         yield made
 
 

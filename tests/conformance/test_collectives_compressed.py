@@ -15,7 +15,7 @@ from nexar.arrays.compression.base import Compressor, Piece, Terms
 from nexar.collectives.compressed import seed_of
 from nexar.communicator.communicator import Communicator
 from tests.conformance.worlds import ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 class Halves(Compressor):
@@ -55,24 +55,25 @@ def cases(dtypes: tuple[np.dtype[Any], ...], counts: tuple[int, ...] = COUNTS) -
     return [Case(*each) for each in product(COMPRESSORS, counts, dtypes, ("sum", "avg"), (False, True))]
 
 
+@pytest.mark.full
 def test_every_compressor_gives_the_sum_of_what_was_chosen_on_one_to_nine_ranks(world: list[Communicator]) -> None:
     check(world, [*cases((SINGLE,)), *(Case(each, 257, DOUBLE, "avg", feedback=True) for each in COMPRESSORS)])
 
 
 @pytest.mark.parametrize("scheme", ["memory", "shm", "tls", "quic"])
 def test_narrow_types_are_summed_in_float32_over_every_transport(scheme: str) -> None:
-    with ranks_over(scheme, 3, collective_timeout=PATIENCE) as made:
+    with ranks_over(scheme, 3, collective_timeout=EVENT_TIMEOUT) as made:
         check(made, cases(ALL, (1, 33)))
 
 
 def test_a_piece_that_does_not_travel_whole_arrives_all_the_same() -> None:
-    with ranks_over("memory", 4, collective_timeout=PATIENCE, eager_limit_bytes=1024) as made:
+    with ranks_over("memory", 4, collective_timeout=EVENT_TIMEOUT, eager_limit_bytes=1024) as made:
         check(made, [Case(compressor, 20_011, SINGLE, "sum", feedback=True) for compressor in COMPRESSORS])
 
 
 @pytest.fixture(params=range(1, 10))
 def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
-    with ranks_over("memory", request.param, collective_timeout=PATIENCE) as made:
+    with ranks_over("memory", request.param, collective_timeout=EVENT_TIMEOUT) as made:
         yield made
 
 

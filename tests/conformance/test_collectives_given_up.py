@@ -15,7 +15,7 @@ from nexar.communicator.communicator import Communicator
 from nexar.errors import Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError
 from tests.conformance.collectives.flight import LARGE, await_news, awaited, raises_naming, works
 from tests.conformance.worlds import ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 @pytest.fixture(params=[("memory", 3), ("shm", 3), ("tls", 3)], ids=lambda param: param[0])
@@ -34,10 +34,10 @@ def test_a_request_that_one_rank_cancels_raises_on_all_and_names_it(world: list[
     with pytest.raises(Cancelled):
         mine.wait()
     with raises_naming(0):
-        other.wait(PATIENCE)
+        other.wait(EVENT_TIMEOUT)
     await_news(world[2:], 0)
     with raises_naming(0):
-        world[2].all_reduce(np.ones(count), timeout=PATIENCE)
+        world[2].all_reduce(np.ones(count), timeout=EVENT_TIMEOUT)
     assert works(world)
 
 
@@ -51,7 +51,7 @@ def test_who_comes_after_a_call_was_given_up_ends_it_at_once_and_the_next_one_wo
         getattr(first.start, verb)(np.ones(2 * len(world))).cancel()
         for comm in others:
             with suppress(Cancelled):
-                getattr(comm, verb)(np.ones(2 * len(world)), timeout=PATIENCE)
+                getattr(comm, verb)(np.ones(2 * len(world)), timeout=EVENT_TIMEOUT)
     assert works(world)
 
 
@@ -62,16 +62,16 @@ def test_a_request_started_after_its_call_was_given_up_fails_when_it_is_waited_f
     await_news(others, 0)
     for comm in others:
         with raises_naming(0):
-            comm.all_reduce(1.0, timeout=PATIENCE)
+            comm.all_reduce(1.0, timeout=EVENT_TIMEOUT)
     given_up, good = (first.start.all_reduce(value) for value in (1.0, 2.0))
     given_up.cancel()
     await_news(others, 1)
     pairs = [(comm.start.all_reduce(1.0), comm.start.all_reduce(2.0)) for comm in others]
     for failing, working in pairs:
         with raises_naming(0):
-            failing.wait(PATIENCE)
-        assert working.wait(PATIENCE) == 2.0 * len(world)
-    assert good.wait(PATIENCE) == 2.0 * len(world)
+            failing.wait(EVENT_TIMEOUT)
+        assert working.wait(EVENT_TIMEOUT) == 2.0 * len(world)
+    assert good.wait(EVENT_TIMEOUT) == 2.0 * len(world)
 
 
 def test_buckets_that_one_rank_gives_up_are_over_for_all(world: list[Communicator]) -> None:
@@ -81,7 +81,7 @@ def test_buckets_that_one_rank_gives_up_are_over_for_all(world: list[Communicato
     await_news(others, 0)
     for comm in others:
         with raises_naming(0):
-            comm.all_reduce_bucketed([array.copy() for array in arrays], bucket_bytes=8000, timeout=PATIENCE)
+            comm.all_reduce_bucketed([array.copy() for array in arrays], bucket_bytes=8000, timeout=EVENT_TIMEOUT)
     assert works(world)
 
 
@@ -91,16 +91,16 @@ def test_what_is_cancelled_leaves_its_buffer_alone_and_the_others_go_on(world: l
     def run(comm: Communicator) -> bool:
         kept = [np.full(LARGE, comm.rank + number) for number in range(3)]
         if comm.rank == 2:
-            assert given_up.wait(PATIENCE)
+            assert given_up.wait(EVENT_TIMEOUT)
         requests = [comm.start.all_reduce(array) for array in kept]
         if comm.rank == 1:
             requests[1].cancel()
             kept[1][:] = -1
             given_up.set()
-        requests[0].wait(PATIENCE)
-        requests[2].wait(PATIENCE)
+        requests[0].wait(EVENT_TIMEOUT)
+        requests[2].wait(EVENT_TIMEOUT)
         with pytest.raises(Cancelled):
-            requests[1].wait(PATIENCE)
+            requests[1].wait(EVENT_TIMEOUT)
         total = sum(range(comm.size))
         return (
             bool((kept[0] == total).all())
@@ -118,7 +118,7 @@ def test_a_request_that_is_dropped_is_cancelled(world: list[Communicator]) -> No
     gc.collect()
     for comm in others:
         with raises_naming(0):
-            comm.all_reduce(np.ones(LARGE), timeout=PATIENCE)
+            comm.all_reduce(np.ones(LARGE), timeout=EVENT_TIMEOUT)
     assert works(world)
 
 
@@ -137,7 +137,7 @@ def test_a_function_that_raises_ends_the_call_on_all_ranks(world: list[Communica
 
     def run(comm: Communicator) -> str:
         try:
-            comm.all_reduce(np.ones(3), fail if comm.rank == 0 else np.maximum, timeout=PATIENCE)
+            comm.all_reduce(np.ones(3), fail if comm.rank == 0 else np.maximum, timeout=EVENT_TIMEOUT)
         except (ZeroDivisionError, NexarError) as error:
             return type(error).__name__
         return "fine"
@@ -164,6 +164,7 @@ def test_requests_that_differ_and_only_receive_learn_of_it_soon(world: list[Comm
     assert time.monotonic() - began < 5.0  # the timeout is 30
 
 
+@pytest.mark.full
 def test_buckets_that_make_progress_last_longer_than_the_timeout(world: list[Communicator]) -> None:
     def run(comm: Communicator) -> bool:
         arrays = [np.full(4, comm.rank) for _ in range(5)]
@@ -178,6 +179,7 @@ def test_buckets_that_make_progress_last_longer_than_the_timeout(world: list[Com
     assert all(on_every(world, run))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("start", [False, True])
 def test_a_call_that_makes_progress_lasts_longer_than_the_timeout(world: list[Communicator], *, start: bool) -> None:
     def slow(left: Any, right: Any) -> Any:
@@ -204,5 +206,5 @@ def test_who_does_not_come_is_named_and_the_next_call_works(world: list[Communic
     assert 1 in [peer.rank for peer in raised.value.waiting_for]
     for comm in others:
         with pytest.raises((CollectiveTimeout, Cancelled)):
-            comm.all_reduce(np.ones(3), timeout=PATIENCE)
+            comm.all_reduce(np.ones(3), timeout=EVENT_TIMEOUT)
     assert works(world)

@@ -9,14 +9,14 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from nexar.errors import BufferMismatch, Cancelled, CollectiveMismatch, UsageError
 from tests.conformance.worlds import ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 SIZE = 3
 
 
 @pytest.fixture(params=["memory", "shm"])
 def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
-    with ranks_over(request.param, SIZE, collective_timeout=PATIENCE) as made:
+    with ranks_over(request.param, SIZE, collective_timeout=EVENT_TIMEOUT) as made:
         yield made
 
 
@@ -99,7 +99,7 @@ def test_what_is_refused_is_no_call_and_the_next_one_works(world: list[Communica
             verbs.rank = comm.rank  # type: ignore[attr-defined]
         with pytest.raises(UsageError, match=words):
             mistake(verbs)  # type: ignore[arg-type]
-    assert on_every(world, lambda comm: comm.all_reduce(1, timeout=PATIENCE)) == [SIZE] * SIZE
+    assert on_every(world, lambda comm: comm.all_reduce(1, timeout=EVENT_TIMEOUT)) == [SIZE] * SIZE
     assert {comm._context.call_log.stats()["in_flight"] for comm in world} == {0}
 
 
@@ -123,13 +123,14 @@ DIFFERING: list[Callable[[Communicator, bool], Any]] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", range(len(DIFFERING)))
-def test_ranks_that_ask_for_different_algorithms_are_told(world: list[Communicator], number: int) -> None:
+def test_ranks_that_ask_for_different_algorithms_are_notified(world: list[Communicator], number: int) -> None:
     """Also where they take the same way by chance, as in shared memory: with another size they would not."""
 
     def call(comm: Communicator) -> None:
         DIFFERING[number](comm, comm.rank == 1)
-        comm.barrier()  # who had its result already is told at its next call
+        comm.barrier()  # who had its result already is notified at its next call
 
     def run(comm: Communicator) -> str:
         with pytest.raises(CollectiveMismatch) as raised:

@@ -14,7 +14,7 @@ from nexar.errors import Cancelled
 from tests.conformance.collectives.cases import Case, complaints, play
 from tests.conformance.worlds import SCHEMES, ranks_over
 from tests.processes.scale import sized
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 SIZE = 4
 FEW = settings(
@@ -52,7 +52,7 @@ anything = st.builds(
 @pytest.fixture(params=SCHEMES)
 def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
     config = {"pipeline_segment_bytes": 4096, "large_msg_bytes": 16384, "eager_limit_bytes": 1024}
-    with ranks_over(request.param, SIZE, collective_timeout=PATIENCE, **config) as made:
+    with ranks_over(request.param, SIZE, collective_timeout=EVENT_TIMEOUT, **config) as made:
         yield made
 
 
@@ -62,6 +62,7 @@ def test_any_shape_root_and_count_is_right(world: list[Communicator], cases: lis
     assert complaints(cases, on_every(world, partial(play, cases=cases))) == []
 
 
+@pytest.mark.full
 @FEW
 @given(
     counts=st.lists(st.sampled_from([0, 1, 100, 5000, 50_000]), min_size=1, max_size=8),
@@ -82,7 +83,7 @@ def test_calls_given_up_by_chance_end_everywhere_and_touch_no_others(
 
     def end(index: int, request: Any) -> str:
         try:
-            got = request.wait(PATIENCE)
+            got = request.wait(EVENT_TIMEOUT)
         except Cancelled as error:
             return "ours" if error.rank is None else f"rank {error.rank}"
         return "right" if (got == sum(range(SIZE)) + SIZE * index).all() else "wrong"

@@ -15,7 +15,7 @@ from nexar.communicator.request import Request, wait_all
 from nexar.errors import Cancelled, CollectiveTimeout, NexarError, OperationTimeout, UsageError
 from tests.conformance.collectives.flight import LARGE, awaited, raises_naming, works
 from tests.conformance.worlds import ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 @pytest.fixture(params=[("memory", 3), ("shm", 3), ("tls", 3)], ids=lambda param: param[0])
@@ -37,7 +37,7 @@ def test_requests_may_be_waited_for_in_any_order(world: list[Communicator]) -> N
         requests.append(comm.start.barrier())
         requests.append(comm.start.all_gather(np.array([comm.rank])))
         order = np.random.default_rng(comm.rank).permutation(len(requests))
-        found: dict[int, Any] = {int(index): requests[index].wait(PATIENCE) for index in order}
+        found: dict[int, Any] = {int(index): requests[index].wait(EVENT_TIMEOUT) for index in order}
         total = sum(range(comm.size))
         right = [np.all(found[index] == total + comm.size * index) for index in range(len(counts))]
         same = all(found[index] is arrays[index] for index in range(len(counts)))
@@ -65,7 +65,7 @@ def test_every_verb_can_be_started(world: list[Communicator]) -> None:
             (comm.start.all_reduce(2), 2 * size),
         ]
         bucketed = comm.start.all_reduce_bucketed([np.ones(3), np.ones(2, np.int8)])
-        results = wait_all([request for request, _ in wanted], PATIENCE)
+        results = wait_all([request for request, _ in wanted], EVENT_TIMEOUT)
         assert [each.tolist() for each in bucketed.wait()] == [[size] * 3, [size] * 2]
         return [str(got) for got, (_, right) in zip(results, wanted, strict=True) if not same(got, right)]
 
@@ -78,7 +78,7 @@ def same(got: Any, wanted: Any) -> bool:
     return np.array_equal(got, wanted) if isinstance(wanted, np.ndarray) else bool(got == wanted)
 
 
-def test_a_request_tells_whether_it_is_done_and_gives_its_result_again_and_again(world: list[Communicator]) -> None:
+def test_a_request_reports_whether_it_is_done_and_gives_its_result_again_and_again(world: list[Communicator]) -> None:
     first, *others = world
     request = first.start.all_reduce(1.0)
     assert not request.done()
@@ -86,7 +86,7 @@ def test_a_request_tells_whether_it_is_done_and_gives_its_result_again_and_again
     with pytest.raises(OperationTimeout):
         request.wait(0.02)
     on_every(others, lambda comm: comm.all_reduce(1.0))
-    assert request.wait(PATIENCE) == request.wait() == float(len(world))
+    assert request.wait(EVENT_TIMEOUT) == request.wait() == float(len(world))
     assert request.done()
     assert "done" in repr(request)
     for nonsense in (0, -1):
@@ -98,7 +98,7 @@ def test_requests_progress_while_nobody_waits(world: list[Communicator]) -> None
     """The progress thread runs them: no rank calls anything after it has started its own."""
     arrays = [np.full(LARGE, comm.rank) for comm in world]
     requests = [comm.start.all_reduce(array) for comm, array in zip(world, arrays, strict=True)]
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while not all(request.done() for request in requests):
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -113,7 +113,7 @@ def test_several_communicators_have_requests_in_flight_at_once(world: list[Commu
         for number in range(20):
             requests.append(comm.start.all_reduce(number))
             requests.append(other.start.all_gather(np.array([comm.rank, number])))
-        results = wait_all(reversed(requests), PATIENCE)[::-1]
+        results = wait_all(reversed(requests), EVENT_TIMEOUT)[::-1]
         expected = [[comm.size - 1 - rank for rank in range(comm.size)]] * 20
         right = results[::2] == [number * comm.size for number in range(20)]
         other.close()
@@ -125,7 +125,9 @@ def test_several_communicators_have_requests_in_flight_at_once(world: list[Commu
 def test_several_threads_wait_for_the_same_requests(world: list[Communicator]) -> None:
     def run(comm: Communicator) -> list[Any]:
         requests = [comm.start.all_reduce(np.full(1000, number)) for number in range(8)]
-        found = on_every([0, 1, 2], lambda turn: [requests[(turn * 3 + n) % 8].wait(PATIENCE)[0] for n in range(8)])
+        found = on_every(
+            [0, 1, 2], lambda turn: [requests[(turn * 3 + n) % 8].wait(EVENT_TIMEOUT)[0] for n in range(8)]
+        )
         return [sorted(int(each) for each in got) for got in found]
 
     expected = [number * len(world) for number in range(8)]
@@ -159,14 +161,14 @@ def test_wait_all_waits_for_all_then_raises_the_first_error_with_the_others(worl
 
     def run(comm: Communicator) -> None:
         if comm.rank == 1:
-            assert given_up.wait(PATIENCE)
+            assert given_up.wait(EVENT_TIMEOUT)
         requests = [comm.start.all_reduce(np.ones(LARGE)) for _ in range(4)]
         if comm.rank == 0:
             requests[1].cancel()
             requests[2].cancel()
             given_up.set()
         with pytest.raises(Cancelled) as raised:
-            wait_all(requests, PATIENCE)
+            wait_all(requests, EVENT_TIMEOUT)
         assert all(request.done() for request in requests)
         assert [type(each) for each in raised.value.others] == [Cancelled]  # type: ignore[attr-defined]
         assert "also: Cancelled" in "".join(raised.value.__notes__)
@@ -181,10 +183,10 @@ def test_wait_all_has_one_timeout_for_all_and_takes_nothing_but_requests(world: 
     begin = time.monotonic()
     with pytest.raises(OperationTimeout) as raised:
         wait_all(requests, 0.1)
-    assert time.monotonic() - begin < PATIENCE / 2
+    assert time.monotonic() - begin < EVENT_TIMEOUT / 2
     assert len(raised.value.others) == 1  # type: ignore[attr-defined]
     on_every(others, lambda comm: [comm.all_reduce(1), comm.all_reduce(2)])
-    assert wait_all(requests, PATIENCE) == [len(world), 2 * len(world)]
+    assert wait_all(requests, EVENT_TIMEOUT) == [len(world), 2 * len(world)]
     assert wait_all([]) == []
     with pytest.raises(UsageError, match="takes requests"):
         wait_all([3])  # type: ignore[list-item]
@@ -232,14 +234,14 @@ def test_cancelling_the_task_cancels_the_request(world: list[Communicator]) -> N
         assert request.done()
         given_up.set()
 
-    async def hear(comm: Communicator) -> None:
+    async def receive(comm: Communicator) -> None:
         if comm.rank == 1:
-            assert await asyncio.to_thread(given_up.wait, PATIENCE)
+            assert await asyncio.to_thread(given_up.wait, EVENT_TIMEOUT)
         with raises_naming(0):
             await comm.start.all_reduce(np.ones(LARGE))
 
     async def talk(comm: Communicator) -> Any:
-        await (give_up(comm) if comm.rank == 0 else hear(comm))
+        await (give_up(comm) if comm.rank == 0 else receive(comm))
         return await comm.start.all_reduce(1)
 
     assert in_loops(world, talk) == [len(world)] * len(world)
@@ -279,7 +281,7 @@ def test_closing_ends_what_is_in_flight(world: list[Communicator]) -> None:
     ended = threading.Thread(target=partial(_ends, request, team))
     ended.start()
     world[0].close()
-    ended.join(PATIENCE)
+    ended.join(EVENT_TIMEOUT)
     assert not ended.is_alive()
     assert request.done()
     with pytest.raises(UsageError, match="closed"):
@@ -290,4 +292,4 @@ def _ends(*given: Any) -> None:
     request, others = given
     for each in (request, *others):
         with pytest.raises(NexarError):
-            each.wait(PATIENCE)
+            each.wait(EVENT_TIMEOUT)

@@ -10,9 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nexar.arrays.reduce import HALF_TYPES
-from nexar.collectives.fingerprint import OperationCode
-from nexar.collectives.schedules.registry import ALGORITHMS
+from nexar.arrays.reduce import NARROW_FLOATS
+from nexar.collectives.operations import OperationCode, algorithms_of
 from nexar.collectives.selection import SHARED_MEMORY
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
@@ -20,7 +19,7 @@ from nexar.config import Config
 from tests.conformance.worlds import ranks_over
 from tests.ranks import on_every
 
-TYPES = sorted(map(str, HALF_TYPES))
+TYPES = sorted(map(str, NARROW_FLOATS))
 PATIENT = {"collective_timeout": 60.0}
 VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan")
 
@@ -68,6 +67,7 @@ def every_default(comm: Communicator, counts: tuple[int, ...]) -> None:
                     assert_exact(comm, verb, dtype, op, count)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 9])
 @pytest.mark.parametrize("ring_max_world", [8, 2])
 def test_the_default_of_every_verb_rounds_once(size: int, ring_max_world: int) -> None:
@@ -95,7 +95,7 @@ def test_shared_memory_rounds_once(size: int) -> None:
 def test_every_algorithm_rounds_once_below_large_msg_bytes(size: int) -> None:
     def run(comm: Communicator) -> None:
         for verb in VERBS:
-            for name in ALGORITHMS[OperationCode[verb.upper()]]:
+            for name in algorithms_of(OperationCode[verb.upper()]):
                 for dtype in TYPES:
                     for op in ("sum", "avg"):
                         assert_exact(comm, verb, dtype, op, 997, algorithm=name)
@@ -110,7 +110,7 @@ def test_an_average_does_not_overflow_where_the_sum_would(large: bool) -> None:
 
     def run(comm: Communicator) -> None:
         for verb in VERBS:
-            for name in (None, *ALGORITHMS[OperationCode[verb.upper()]]):
+            for name in (None, *algorithms_of(OperationCode[verb.upper()])):
                 for dtype, value in (("float16", 40_000.0), ("float8_e5m2", 40_960.0), ("float8_e4m3fn", 416.0)):
                     array = np.full(1000, value, dtype)
                     rooted = {"root": 1} if verb == "reduce" else {}
@@ -126,7 +126,7 @@ def test_an_average_does_not_overflow_where_the_sum_would(large: bool) -> None:
 def test_a_deterministic_result_is_the_same_on_every_way() -> None:
     def run(comm: Communicator) -> list[bytes]:
         array = np.random.default_rng(comm.rank).normal(size=5000).astype(np.float16)
-        names = [name for name, each in ALGORITHMS[OperationCode.ALL_REDUCE].items() if each.folds]
+        names = [name for name, each in algorithms_of(OperationCode.ALL_REDUCE).items() if each.folds]
         found = [comm.all_reduce(array.copy(), "avg", algorithm=name, deterministic=True) for name in names]
         return [each.tobytes() for each in [*found, comm.all_reduce(array.copy(), "avg", deterministic=True)]]
 

@@ -15,7 +15,7 @@ from nexar.communicator.communicator import Communicator
 from nexar.errors import CollectiveMismatch, NexarError, OperationTimeout, UsageError
 from tests.conformance.worlds import TOPOLOGY, ranks_over
 from tests.processes.scale import sized
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 ROWS = 2
 SIZE = 2 * ROWS
@@ -24,12 +24,12 @@ ROUNDS = sized(100, 1000)
 
 @pytest.fixture(params=["memory", "shm", "tls"])
 def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
-    with ranks_over(request.param, SIZE, collective_timeout=PATIENCE) as made:
+    with ranks_over(request.param, SIZE, collective_timeout=EVENT_TIMEOUT) as made:
         yield made
 
 
 def part(comm: Communicator, color: int, key: int = 0) -> Communicator:
-    made = comm.split(color, key, timeout=PATIENCE)
+    made = comm.split(color, key, timeout=EVENT_TIMEOUT)
     assert made is not None
     return made
 
@@ -87,7 +87,7 @@ def test_parts_have_parts_and_every_one_has_the_whole_api(world: list[Communicat
         assert half.neighbors == ((1 - half.rank,) if TOPOLOGY == "full_mesh" else ())
         other = 1 - half.rank
         assert half.sendrecv(np.array([half.rank]), other, source=other).tolist() == [other]
-        assert again.start.all_reduce(2).wait(PATIENCE) == 4
+        assert again.start.all_reduce(2).wait(EVENT_TIMEOUT) == 4
         half.barrier()
         assert half.stats()["in_flight"] == 0
         for each in (alone, again, half):
@@ -122,9 +122,9 @@ def test_what_goes_wrong_in_a_part_does_not_touch_the_others(world: list[Communi
         row, column = part(comm, comm.rank // ROWS), part(comm, comm.rank % ROWS)
         if comm.rank // ROWS == 0:
             with pytest.raises(CollectiveMismatch):
-                row.all_reduce(np.ones(comm.rank + 1), timeout=PATIENCE)
+                row.all_reduce(np.ones(comm.rank + 1), timeout=EVENT_TIMEOUT)
             with pytest.raises(CollectiveMismatch):
-                row.barrier(timeout=PATIENCE)
+                row.barrier(timeout=EVENT_TIMEOUT)
         else:
             assert row.all_reduce(1) == 2
         assert column.all_reduce(1) == 2
@@ -149,7 +149,7 @@ def test_a_part_that_some_never_make_times_out_and_leaves_nothing_behind(world: 
     ends = on_every(world, run)
     assert set(ends) <= {"", "CollectiveTimeout", "Cancelled"}
     with pytest.raises(NexarError):
-        world[1].split(0, timeout=PATIENCE)
+        world[1].split(0, timeout=EVENT_TIMEOUT)
     assert on_every(world, lambda comm: comm.all_reduce(1)) == [SIZE] * SIZE
 
 
@@ -159,9 +159,9 @@ def test_closing_a_part_ends_what_is_in_flight_there_alone(world: list[Communica
     kept = world[0].start.all_reduce(1)
     teams[0].close()
     with pytest.raises(NexarError):
-        pending.wait(PATIENCE)
+        pending.wait(EVENT_TIMEOUT)
     on_every(world[1:], lambda comm: comm.all_reduce(1))
-    assert kept.wait(PATIENCE) == SIZE
+    assert kept.wait(EVENT_TIMEOUT) == SIZE
     for team in teams:
         team.close()
 
@@ -242,7 +242,7 @@ def _use_and_drop(comm: Communicator) -> None:
 
 def _settled(world: list[Communicator], most: tuple[int, int] = (1 << 30, 1 << 30)) -> tuple[int, int]:
     """Wait until what was dropped is closed, and no more is held than that."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while True:
         gc.collect()
         held = _held()
@@ -253,6 +253,7 @@ def _settled(world: list[Communicator], most: tuple[int, int] = (1 << 30, 1 << 3
         time.sleep(0.01)
 
 
+@pytest.mark.full
 def test_parts_that_are_dropped_without_close_free_what_they_held(world: list[Communicator]) -> None:
     if TOPOLOGY != "full_mesh":
         pytest.skip("the ranks are themselves a part there")
@@ -267,6 +268,6 @@ def test_a_part_that_is_dropped_while_a_request_uses_it_goes_on(world: list[Comm
     def run(comm: Communicator) -> int:
         request = part(comm, 0).start.all_reduce(1)
         gc.collect()
-        return int(request.wait(PATIENCE))
+        return int(request.wait(EVENT_TIMEOUT))
 
     assert on_every(world, run) == [SIZE] * SIZE

@@ -12,7 +12,7 @@ from nexar.arrays.compression.base import Compressor
 from nexar.communicator.communicator import Communicator
 from tests.architecture.sources import ROOT
 from tests.conformance.worlds import ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 EXAMPLE = ROOT / "examples" / "compressed_gradients.py"
 
@@ -28,8 +28,9 @@ def train() -> Callable[[Communicator, Compressor], float]:
     return found
 
 
+@pytest.mark.full
 def test_a_network_gets_as_good_with_one_per_cent_of_its_gradients() -> None:
-    with ranks_over("memory", 4, collective_timeout=PATIENCE) as world:
+    with ranks_over("memory", 4, collective_timeout=EVENT_TIMEOUT) as world:
         losses = {
             compressor.name: on_every(world, lambda comm, compressor=compressor: train()(comm, compressor))  # type: ignore[misc]
             for compressor in (NoCompression(), TopK(0.01))
@@ -57,5 +58,5 @@ def test_a_rank_sends_what_the_documents_say(size: int, compressor: Compressor, 
         comm.all_reduce_compressed(x, compressor)
         return float(sum(link["bytes_sent"] for link in comm.stats()["links"].values()))
 
-    with ranks_over("memory", size, collective_timeout=PATIENCE) as world:
+    with ranks_over("memory", size, collective_timeout=EVENT_TIMEOUT) as world:
         assert on_every(world, task) == pytest.approx([bytes_sent(size)] * size, rel=0.01)

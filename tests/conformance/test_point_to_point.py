@@ -15,7 +15,7 @@ from nexar.errors import BufferMismatch, Cancelled, NexarError, OperationTimeout
 from nexar.group import deadline_after
 from nexar.types import ANY_SOURCE, ANY_TAG
 from tests.conformance.worlds import SCHEMES, ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 LARGE = 300_000  # elements: far more than travels whole
 SIZES = [0, 1, 1000, LARGE]
@@ -32,9 +32,9 @@ def pair(scheme: str) -> Iterator[list[Communicator]]:
         yield made
 
 
-def told(pair: list[Communicator], say: Any, hear: Any) -> Any:
-    """What rank 1 heard while rank 0 spoke."""
-    return on_every(pair, lambda comm: say(comm) if comm.rank == 0 else hear(comm))[1]
+def reported(pair: list[Communicator], say: Any, receive: Any) -> Any:
+    """What rank 1 received while rank 0 spoke."""
+    return on_every(pair, lambda comm: say(comm) if comm.rank == 0 else receive(comm))[1]
 
 
 def same(left: object, right: object) -> bool:
@@ -48,9 +48,9 @@ def test_arrays_of_all_sizes_and_dtypes_arrive(pair: list[Communicator]) -> None
     for count in SIZES:
         for dtype in (np.float64, np.uint8, np.complex64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
             values = (np.arange(count) % 7).astype(dtype)
-            assert same(told(pair, lambda c, v=values: c.send(v, 1, tag=3), lambda c: c.recv(tag=3)), values)
+            assert same(reported(pair, lambda c, v=values: c.send(v, 1, tag=3), lambda c: c.recv(tag=3)), values)
             into = np.zeros_like(values)
-            told(pair, lambda c, v=values: c.send(v, 1, tag=3), lambda c, i=into: c.recv(i, tag=3))
+            reported(pair, lambda c, v=values: c.send(v, 1, tag=3), lambda c, i=into: c.recv(i, tag=3))
             assert same(into, values)
 
 
@@ -59,11 +59,11 @@ def test_layouts_do_not_matter_on_either_side(pair: list[Communicator]) -> None:
     for sent in (values.T, values[:, ::2], np.asfortranarray(values), values[::-1], np.float32(2), values[:0]):
         for order in ("C", "F"):
             into = np.zeros(np.shape(sent), np.asarray(sent).dtype, order=order)
-            got = told(pair, lambda c, v=sent: c.send(v, 1), lambda c, i=into: c.recv(i, source=0))
+            got = reported(pair, lambda c, v=sent: c.send(v, 1), lambda c, i=into: c.recv(i, source=0))
             assert got is into
             assert np.array_equal(into, sent)
     wide = np.zeros((600, 2000))
-    told(pair, lambda c: c.send(values, 1), lambda c: c.recv(wide[:, ::2], source=0))
+    reported(pair, lambda c: c.send(values, 1), lambda c: c.recv(wide[:, ::2], source=0))
     assert np.array_equal(wide[:, ::2], values)
     assert not wide[:, 1::2].any()
 
@@ -81,7 +81,7 @@ def test_whatever_holds_memory_is_sent_and_filled(pair: list[Communicator]) -> N
     frozen = np.arange(4.0)
     frozen.flags.writeable = False
     into = array.array("d", [0] * 4)
-    assert told(pair, lambda c: c.send(frozen, 1), lambda c: c.recv(into)) is into
+    assert reported(pair, lambda c: c.send(frozen, 1), lambda c: c.recv(into)) is into
     assert into.tolist() == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="read-only"):
         pair[1].recv(frozen)
@@ -103,7 +103,7 @@ def test_both_send_and_receive_at_once(pair: list[Communicator], count: int) -> 
 # ---------------------------------------------------------------- looking
 
 
-def test_a_probe_tells_what_is_here_and_leaves_it(pair: list[Communicator]) -> None:
+def test_a_probe_reports_what_is_here_and_leaves_it(pair: list[Communicator]) -> None:
     left, right = pair
     assert right.probe(timeout=0) is None
     values = np.ones((3, LARGE), np.float32)
@@ -116,7 +116,7 @@ def test_a_probe_tells_what_is_here_and_leaves_it(pair: list[Communicator]) -> N
     assert right.probe(0, 9, timeout=0) == found
     assert right.probe(0, 8, timeout=0) is None
     assert same(right.recv(source=found.source, tag=found.tag), values)
-    sending.join(PATIENCE)
+    sending.join(EVENT_TIMEOUT)
     assert right.probe(tag=ANY_TAG, timeout=0) is None
 
 
@@ -144,9 +144,9 @@ def test_a_probe_that_nothing_answers_names_whom_it_waited_for(pair: list[Commun
 @pytest.mark.parametrize("count", SIZES)
 def test_bytes_arrive(pair: list[Communicator], count: int) -> None:
     data = bytes(range(256)) * (count // 256) + bytes(count % 256)
-    assert told(pair, lambda c: c.send_bytes(data, 1, 4), lambda c: c.recv_bytes(0, 4)) == data
+    assert reported(pair, lambda c: c.send_bytes(data, 1, 4), lambda c: c.recv_bytes(0, 4)) == data
     into = bytearray(count)
-    assert told(pair, lambda c: c.send_bytes(data, 1), lambda c: c.recv_bytes(into=into)) is into
+    assert reported(pair, lambda c: c.send_bytes(data, 1), lambda c: c.recv_bytes(into=into)) is into
     assert into == data
     pair[0].send_bytes(data[:1000], 1, 6)
     got, source = pair[1].recv_bytes(tag=ANY_TAG, return_source=True)
@@ -174,14 +174,14 @@ def test_buffers_arrive_however_they_are_cut(
     buffers = [random.integers(0, 256, size, np.uint8) for size in sent]
     into = [bytearray(size) for size in wanted]
 
-    def hear(comm: Communicator) -> Any:
+    def receive(comm: Communicator) -> Any:
         return comm.recv_iov(into, ANY_SOURCE, ANY_TAG, return_source=True)
 
     if myself:
         pair[0].send_iov(buffers, 0, 8)
-        got, source = hear(pair[0])
+        got, source = receive(pair[0])
     else:
-        got, source = told(pair, lambda c: c.send_iov(buffers, 1, 8), hear)
+        got, source = reported(pair, lambda c: c.send_iov(buffers, 1, 8), receive)
     assert got is into
     assert (source.rank, source.tag) == (0, 8)
     assert b"".join(into) == b"".join(buffer.tobytes() for buffer in buffers)
@@ -189,12 +189,12 @@ def test_buffers_arrive_however_they_are_cut(
 
 @pytest.mark.parametrize("count", [3, LARGE])
 def test_buffers_of_another_length_in_all_are_refused_and_name_both(pair: list[Communicator], count: int) -> None:
-    def hear(comm: Communicator) -> None:
+    def receive(comm: Communicator) -> None:
         with pytest.raises(BufferMismatch, match=f"{count + 2} bytes in 2 buffers.*{count} bytes"):
             comm.recv_iov([bytearray(2), bytearray(count)], 0)
         comm.recv_iov([bytearray(count)], 0)
 
-    told(pair, lambda c: c.send_iov([bytes(count)], 1), hear)
+    reported(pair, lambda c: c.send_iov([bytes(count)], 1), receive)
 
 
 # ---------------------------------------------------------------- objects
@@ -208,14 +208,14 @@ def test_objects_arrive(pair: list[Communicator], pickle: bool, myself: bool) ->
     def say(comm: Communicator) -> None:
         comm.send_object(value, 0 if myself else 1, 2, pickle=pickle)
 
-    def hear(comm: Communicator) -> Any:
+    def receive(comm: Communicator) -> Any:
         return comm.recv_object(ANY_SOURCE, ANY_TAG, pickle=pickle, return_source=True)
 
     if myself:
         say(pair[0])
-        got, source = hear(pair[0])
+        got, source = receive(pair[0])
     else:
-        got, source = told(pair, say, hear)
+        got, source = reported(pair, say, receive)
     assert (source.rank, source.tag) == (0, 2)
     assert (got["a"], got[2**70]) == (value["a"], b"x")
     assert same(got["many"], value["many"])
@@ -241,13 +241,13 @@ def test_messages_of_all_kinds_keep_their_order(pair: list[Communicator]) -> Non
         comm.send_iov([many, b"x"], 1, 1)
         comm.send_bytes(b"end", 1, 1)
 
-    def hear(comm: Communicator) -> bool:
+    def receive(comm: Communicator) -> bool:
         first, second = comm.recv_object(0, 1)
         third, fourth = comm.recv(None, 0, 1), np.zeros(LARGE, many.dtype)
         comm.recv_iov([fourth, bytearray(1)], 0, 1)
         return comm.recv_bytes(0, 1) == b"end" and all(same(each, many) for each in (first, second, third, fourth))
 
-    assert told(pair, say, hear)
+    assert reported(pair, say, receive)
 
 
 # ---------------------------------------------------------------- giving up halfway
@@ -263,7 +263,7 @@ def test_a_receiver_that_gives_up_halfway_loses_nothing_and_leaves_nothing_behin
         comm.send_object(value, 1, 1)
         comm.send_object("next", 1, 1)
 
-    def hear(comm: Communicator) -> list[int]:
+    def receive(comm: Communicator) -> list[int]:
         _begun(comm).close()
         assert all(map(same, comm.recv_object(0, 1), value))
         assert comm.recv_object(0, 1) == "next"
@@ -271,13 +271,13 @@ def test_a_receiver_that_gives_up_halfway_loses_nothing_and_leaves_nothing_behin
         return [len(matching._waiting), len(matching._posted), matching._unexpected_buffers.budget.used]
 
     with ranks_over(scheme, 2, early_bytes=early_bytes) as pair:
-        assert told(pair, say, hear) == [0, 0, 0]
+        assert reported(pair, say, receive) == [0, 0, 0]
 
 
 def _begun(comm: Communicator) -> Any:
     """A receive of tag 1 that has got its first part, and waits for the others."""
     run = recv_object(comm._group, 0, 1, pickle=False, return_source=False)
-    comm._group.wait(next(run), deadline_after(PATIENCE))
+    comm._group.wait(next(run), deadline_after(EVENT_TIMEOUT))
     next(run)
     return run
 
@@ -288,7 +288,7 @@ def test_a_sender_that_gives_up_halfway_ends_the_receive_at_once(scheme: str) ->
         with pytest.raises(OperationTimeout):
             left.send_object(np.ones(LARGE), 1, 1, timeout=0.1)
         with pytest.raises(Cancelled, match=r"rank 0.*gave up"):
-            right.recv_object(0, 1, timeout=PATIENCE)
+            right.recv_object(0, 1, timeout=EVENT_TIMEOUT)
         left.send_object("again", 1, 1)
         assert right.recv_object(0, 1) == "again"
         assert len(right._group.matching._waiting) == 0
@@ -298,7 +298,7 @@ def test_the_communicator_goes_on_after_a_receive_of_parts_has_timed_out(scheme:
     with ranks_over(scheme, 2) as pair:
         with pytest.raises(OperationTimeout):
             pair[1].recv_iov([bytearray(LARGE)], 0, timeout=0.05)
-        told(pair, lambda c: c.send_iov([bytes(LARGE)], 1), lambda c: c.recv_iov([bytearray(LARGE)], 0))
+        reported(pair, lambda c: c.send_iov([bytes(LARGE)], 1), lambda c: c.recv_iov([bytearray(LARGE)], 0))
 
 
 def test_a_closed_communicator_refuses_every_verb(pair: list[Communicator]) -> None:
@@ -317,7 +317,7 @@ def test_a_closed_communicator_refuses_every_verb(pair: list[Communicator]) -> N
 
 
 def test_a_receive_from_a_rank_that_closed_its_part_says_so_at_once(pair: list[Communicator]) -> None:
-    heard = threading.Event()
+    received = threading.Event()
 
     def talk(comm: Communicator) -> None:
         part = comm.split(0)
@@ -326,20 +326,20 @@ def test_a_receive_from_a_rank_that_closed_its_part_says_so_at_once(pair: list[C
             if comm.rank == 0:
                 for count in (3, LARGE):
                     part.send(np.ones(count), 1, tag=1)
-                heard.wait(PATIENCE)
+                received.wait(EVENT_TIMEOUT)
                 return  # closes it
-            waiting = part.start.recv(source=0, tag=2, timeout=10 * PATIENCE)
-            heard.set()
-            with pytest.raises(Revoked, match="rank 0 has closed it") as told_so:
+            waiting = part.start.recv(source=0, tag=2, timeout=10 * EVENT_TIMEOUT)
+            received.set()
+            with pytest.raises(Revoked, match="rank 0 has closed it") as reported:
                 waiting.wait()
-            assert (told_so.value.rank, told_so.value.closed) == (0, True)
+            assert (reported.value.rank, reported.value.closed) == (0, True)
             assert [part.recv(source=0, tag=1).size for _ in range(2)] == [3, LARGE], "sent before"
             for source in (0, ANY_SOURCE):
                 with pytest.raises(Revoked, match="closed it"):
-                    part.recv(source=source, timeout=10 * PATIENCE)
+                    part.recv(source=source, timeout=10 * EVENT_TIMEOUT)
 
     on_every(pair, talk)
-    assert told(pair, lambda comm: comm.send(1, 1), lambda comm: int(comm.recv(source=0))) == 1
+    assert reported(pair, lambda comm: comm.send(1, 1), lambda comm: int(comm.recv(source=0))) == 1
 
 
 @pytest.mark.parametrize("length", [5, 8 * LARGE])
@@ -352,22 +352,22 @@ def test_a_bytearray_can_be_resized_once_its_request_is_done(pair: list[Communic
             "iov": lambda: comm.start.send_iov([data, b"end"], 1),
             "array": lambda: comm.start.send(np.zeros(length, np.uint8), 1),
         }[form]()
-        request.wait(PATIENCE)
+        request.wait(EVENT_TIMEOUT)
         data.append(1)  # BufferError while somebody holds its memory
         assert request.done()
 
-    def hear(comm: Communicator) -> None:
+    def receive(comm: Communicator) -> None:
         data = bytearray(length)
         request = {
             "bytes": lambda: comm.start.recv_bytes(0, into=data),
             "iov": lambda: comm.start.recv_iov([data, bytearray(3)], 0),
             "array": lambda: comm.start.recv(data, 0),
         }[form]()
-        request.wait(PATIENCE)
+        request.wait(EVENT_TIMEOUT)
         data.append(1)
         assert request.done()
 
-    told(pair, say, hear)
+    reported(pair, say, receive)
 
 
 def test_a_bytearray_can_be_resized_once_its_request_is_cancelled(pair: list[Communicator]) -> None:

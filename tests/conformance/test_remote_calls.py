@@ -21,7 +21,7 @@ from nexar.errors import (
     UsageError,
 )
 from tests.conformance.worlds import SCHEMES, ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 SOON = 5.0
 """Seconds within which an error comes, on a busy machine: far below every timeout that could bring it instead."""
@@ -51,12 +51,12 @@ class Held:
 
     def __call__(self) -> str:
         self.begun.release()
-        self.go.wait(PATIENCE)
+        self.go.wait(EVENT_TIMEOUT)
         return "done"
 
     def wait(self, times: int = 1) -> None:
         for _ in range(times):
-            assert self.begun.acquire(timeout=PATIENCE)
+            assert self.begun.acquire(timeout=EVENT_TIMEOUT)
 
 
 # ---------------------------------------------------------------- values
@@ -96,7 +96,7 @@ def test_an_async_function_is_awaited_and_several_run_beside_one_another(pair: l
         return x
 
     started = [pair[0].start.on(1).together(number) for number in range(3)]
-    assert [each.wait(PATIENCE) for each in started] == [0, 1, 2]
+    assert [each.wait(EVENT_TIMEOUT) for each in started] == [0, 1, 2]
 
 
 def test_what_only_turns_out_to_be_async_is_awaited_too(pair: list[Communicator]) -> None:
@@ -198,7 +198,7 @@ def test_calls_do_not_wait_for_messages_that_nobody_takes(pair: list[Communicato
     into = np.empty(2000)
     for each in unread:
         right.recv(into, source=0, tag=1)
-        each.wait(PATIENCE)
+        each.wait(EVENT_TIMEOUT)
 
 
 # ---------------------------------------------------------------- errors
@@ -234,7 +234,7 @@ def test_what_a_function_raises_comes_with_its_traceback(pair: list[Communicator
         pair[0].on(1).broken(step=3)
 
 
-def test_a_call_that_takes_too_long_times_out_and_its_function_is_told(pair: list[Communicator]) -> None:
+def test_a_call_that_takes_too_long_times_out_and_its_function_is_notified(pair: list[Communicator]) -> None:
     cancelled = threading.Event()
     held = Held()
     pair[1].serve("held")(held)
@@ -248,7 +248,7 @@ def test_a_call_that_takes_too_long_times_out_and_its_function_is_told(pair: lis
 
     with pytest.raises(RpcTimeout, match="50 ms"):
         pair[0].on(1, timeout=0.05).forever()
-    assert cancelled.wait(PATIENCE)
+    assert cancelled.wait(EVENT_TIMEOUT)
     with pytest.raises(RpcTimeout):
         pair[0].on(1, timeout=0.05).held()
     request = pair[0].start.on(1, timeout=0.05).held()
@@ -257,7 +257,7 @@ def test_a_call_that_takes_too_long_times_out_and_its_function_is_told(pair: lis
     held.go.set()
 
 
-def test_a_cancelled_call_raises_and_its_function_is_told(pair: list[Communicator]) -> None:
+def test_a_cancelled_call_raises_and_its_function_is_notified(pair: list[Communicator]) -> None:
     begun, cancelled = threading.Event(), threading.Event()
 
     @pair[1].serve
@@ -269,11 +269,11 @@ def test_a_cancelled_call_raises_and_its_function_is_told(pair: list[Communicato
             cancelled.set()
 
     request = pair[0].start.on(1).forever()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(EVENT_TIMEOUT)
     request.cancel()
-    assert cancelled.wait(PATIENCE)
+    assert cancelled.wait(EVENT_TIMEOUT)
     with pytest.raises(RpcCancelled):
-        request.wait(PATIENCE)
+        request.wait(EVENT_TIMEOUT)
 
 
 def test_too_many_calls_are_turned_away_at_once_and_places_become_free_again(pair: list[Communicator]) -> None:
@@ -288,7 +288,7 @@ def test_too_many_calls_are_turned_away_at_once_and_places_become_free_again(pai
             pair[0].on(1).add(argument)
         assert time.monotonic() - begin < SOON
     held.go.set()
-    assert [each.wait(PATIENCE) for each in running] == ["done"] * 4
+    assert [each.wait(EVENT_TIMEOUT) for each in running] == ["done"] * 4
     assert all(pair[0].on(1).add(number) == number + 1 for number in range(50))
 
 
@@ -333,11 +333,11 @@ def test_closing_raises_here_for_those_who_wait(pair: list[Communicator]) -> Non
     begin = time.monotonic()
     closing = threading.Thread(target=pair[0].close)
     closing.start()
-    asking.join(PATIENCE)
+    asking.join(EVENT_TIMEOUT)
     assert time.monotonic() - begin < SOON
     held.go.set()
     pair[1].close()
-    closing.join(PATIENCE)
+    closing.join(EVENT_TIMEOUT)
     assert len(seen) == 1
     with pytest.raises(UsageError, match="closed"):
         pair[0].on(1)
@@ -352,8 +352,8 @@ def test_closing_there_raises_for_those_who_wait_here(pair: list[Communicator]) 
     closing.start()
     begin = time.monotonic()
     with pytest.raises((PeerLost, RpcCancelled)):
-        request.wait(PATIENCE)
+        request.wait(EVENT_TIMEOUT)
     assert time.monotonic() - begin < SOON
     held.go.set()
     pair[0].close()
-    closing.join(PATIENCE)
+    closing.join(EVENT_TIMEOUT)

@@ -65,7 +65,7 @@ def test_both_listen_at_the_same_number_and_can_be_dialed(opener: Opener, bind: 
         ends = dial(near, far, f"127.0.0.1:{port_of(far)}")
         pair = Pair(Side(near, ends[0]), Side(far, ends[1]))
         for side in (pair.left, pair.right):
-            side.carrier.attach(side.heard)
+            side.carrier.attach(side.received)
         pair.check_usable()
 
 

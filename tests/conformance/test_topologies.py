@@ -17,7 +17,7 @@ from nexar.topology import neighbors
 from tests.conformance.collectives.cases import complaints, every_algorithm, every_verb, play
 from tests.conformance.worlds import ranks_over, world_over
 from tests.processes.scale import Report, sized
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 TOPOLOGIES = ("k_regular:2", "k_regular:4", "hypercube")
 WORLDS = sized((5, 9), tuple(range(2, 10)))
@@ -31,10 +31,13 @@ def on_each_topology(*schemes: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("topology", "scheme"), sized(few, every))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("size", WORLDS)
 def test_every_verb_and_every_algorithm_is_right(topology: str, size: int) -> None:
-    config = Config(topology=topology, collective_timeout=PATIENCE, barrier_timeout=PATIENCE, large_msg_bytes=4096)
+    config = Config(
+        topology=topology, collective_timeout=EVENT_TIMEOUT, barrier_timeout=EVENT_TIMEOUT, large_msg_bytes=4096
+    )
     cases = [*every_verb(size, [0, size + 1, 997], ("float32",)), *every_algorithm(size, [997])]
     with local_communicators(size, config) as world:
         assert complaints(cases, on_every(world, partial(play, cases=cases))) == []
@@ -119,7 +122,7 @@ def test_a_rank_has_connections_to_its_neighbours_alone(topology: str) -> None:
 
 
 def test_sixty_four_ranks_on_a_cube_have_six_connections_each(record_property: Report) -> None:
-    with local_communicators(sized(16, 64), Config(topology="hypercube", collective_timeout=PATIENCE)) as world:
+    with local_communicators(sized(16, 64), Config(topology="hypercube", collective_timeout=EVENT_TIMEOUT)) as world:
         assert on_every(world, lambda comm: comm.all_reduce(1.0)) == [float(len(world))] * len(world)
         on_every(world, lambda comm: comm.all_to_all(np.arange(len(world))))
         counts = [sum(not is_relayed(link.schemes) for link in comm._group.links().values()) for comm in world]

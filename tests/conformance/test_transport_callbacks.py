@@ -8,7 +8,7 @@ import pytest
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
 from nexar.wire.frame import Lane
 from tests.conformance.conftest import MakeNode
-from tests.conformance.harness import PATIENCE, Node, Pair, Recorder, Side, dial, in_thread, pump
+from tests.conformance.harness import EVENT_TIMEOUT, Node, Pair, Recorder, Side, dial, in_thread, pump
 from tests.conformance.transports import LEFT, RIGHT
 
 
@@ -59,8 +59,8 @@ def test_a_sink_that_raises_loses_its_carrier_and_no_other(make_node: MakeNode, 
     PROVOKE[where](clumsy.left)
     PROVOKE["frame"](fine.left)
     _until_it_stumbles([left, right], where)
-    pump([left, right], lambda: clumsy.right.heard.lost and clumsy.left.heard.lost, "the loss on both sides")
-    (lost,) = clumsy.right.heard.lost
+    pump([left, right], lambda: clumsy.right.received.lost and clumsy.left.received.lost, "the loss on both sides")
+    (lost,) = clumsy.right.received.lost
     assert lost.kind == "fault"
     assert "Clumsy" in lost.reason
     for verb in (clumsy.right.carrier.finish, lambda: clumsy.right.carrier.queued_bytes(Lane.DATA)):
@@ -68,8 +68,8 @@ def test_a_sink_that_raises_loses_its_carrier_and_no_other(make_node: MakeNode, 
             verb()
         assert (refused.value.kind, refused.value.reason) == (lost.kind, lost.reason)
     fine.check_usable()
-    assert clumsy.right.heard.heard[-1] == ("lost", lost)
-    assert clumsy.right.heard.faults + fine.right.heard.faults == []
+    assert clumsy.right.received.received[-1] == ("lost", lost)
+    assert clumsy.right.received.faults + fine.right.received.faults == []
 
 
 def test_nothing_is_delivered_to_a_sink_that_raised_but_its_loss(make_node: MakeNode) -> None:
@@ -78,18 +78,18 @@ def test_nothing_is_delivered_to_a_sink_that_raised_but_its_loss(make_node: Make
     for tag in range(50):
         pair.left.send(b"a frame", tag=tag)
     _until_it_stumbles([left, right], "frame")
-    pump([left, right], lambda: pair.right.heard.lost, "the loss")
+    pump([left, right], lambda: pair.right.received.lost, "the loss")
     pair.quieten()
-    assert [what for what, _ in pair.right.heard.heard] == ["frame", "lost"]
+    assert [what for what, _ in pair.right.received.received] == ["frame", "lost"]
 
 
-def test_a_sink_that_raises_at_the_loss_is_not_told_twice(make_node: MakeNode) -> None:
+def test_a_sink_that_raises_at_the_loss_is_not_notified_twice(make_node: MakeNode) -> None:
     left, right = make_node(LEFT), make_node(RIGHT)
     clumsy, fine = _pair(left, right, ClumsySink("lost")), _pair(left, right, Recorder())
     clumsy.left.carrier.abort("had enough")
     _until_it_stumbles([left, right], "lost")
     clumsy.quieten()
-    assert [error.kind for error in clumsy.right.heard.lost] == ["peer"]
+    assert [error.kind for error in clumsy.right.received.lost] == ["peer"]
     fine.check_usable()
 
 
@@ -105,7 +105,9 @@ def test_an_acceptor_that_raises_loses_the_new_carrier_and_no_other(make_node: M
     right.carrier_accepted = stumble  # type: ignore[method-assign]
     address = right.transport.address_for(LEFT)
     assert address is not None
-    thread, outcome = in_thread(lambda: left.transport.connect(address, Expected(RIGHT), time.monotonic() + PATIENCE))
+    thread, outcome = in_thread(
+        lambda: left.transport.connect(address, Expected(RIGHT), time.monotonic() + EVENT_TIMEOUT)
+    )
     _until_it_stumbles([left, right], "accepting")
     pump([left, right], lambda: outcome, "the dial")
     thread.join()
@@ -123,15 +125,15 @@ def _check_refused_or_lost(nodes: list[Node], outcome: object) -> None:
     if isinstance(outcome, ConnectRefused):
         return
     assert isinstance(outcome, Carrier), outcome
-    heard = Recorder()
-    outcome.attach(heard)
-    pump(nodes, lambda: heard.lost, "the loss at the dialer")
+    received = Recorder()
+    outcome.attach(received)
+    pump(nodes, lambda: received.lost, "the loss at the dialer")
 
 
 def _pair(left: Node, right: Node, sink: Recorder) -> Pair:
     near, far = dial(left, right)
     pair = Pair(Side(left, near), Side(right, far, sink))
-    near.attach(pair.left.heard)
+    near.attach(pair.left.received)
     far.attach(sink)
     return pair
 

@@ -16,14 +16,14 @@ from nexar.security.authority import Authority, make_credentials, make_key
 from nexar.security.certificates import Credentials, Trust, certificate_fingerprint, node_name
 from nexar.transport.base import Carrier, ConnectRefused, Expected
 from nexar.types import UNKNOWN_NODE
-from tests.conformance.harness import PATIENCE, Node, Pair, Side, in_thread, pump
+from tests.conformance.harness import EVENT_TIMEOUT, Node, Pair, Side, in_thread, pump
 from tests.conformance.transports import LEFT, RIGHT, Case, World
 
 JOINING = "joining"
 
 
 @dataclass
-class Doorstep:
+class Scene:
     """Makes nodes with credentials of any kind, listening."""
 
     case: Case
@@ -44,11 +44,11 @@ class Doorstep:
 
 
 @pytest.fixture
-def doorstep(case: Case, world: World) -> Iterator[Doorstep]:
-    if not case.shows_certificates:
+def scene(case: Case, world: World) -> Iterator[Scene]:
+    if not case.has_certificates:
         pytest.skip(f"{case.name} shows no certificates")
     with ExitStack() as stack:
-        yield Doorstep(case, world, stack)
+        yield Scene(case, world, stack)
 
 
 def provisional(number: int) -> Credentials:
@@ -74,7 +74,7 @@ def attempt(near: Node, far: Node, whom: Expected | None = None) -> object:
     address = far.transport.address
     assert address is not None
     whom = whom or Expected(far.number)
-    thread, outcome = in_thread(lambda: near.transport.connect(address, whom, time.monotonic() + PATIENCE))
+    thread, outcome = in_thread(lambda: near.transport.connect(address, whom, time.monotonic() + EVENT_TIMEOUT))
     pump([near, far], lambda: outcome, "the outcome of a dial")
     thread.join()
     return outcome[0]
@@ -88,7 +88,7 @@ def check_usable(near: Node, far: Node) -> None:
     pump([near, far], lambda: len(far.accepted) > count, "the accepted carrier")
     pair = Pair(Side(near, carrier), Side(far, far.accepted[count]))
     for side in (pair.left, pair.right):
-        side.carrier.attach(side.heard)
+        side.carrier.attach(side.received)
     pair.check_usable()
     assert pair.right.carrier.peer.node == near.number
 
@@ -101,8 +101,8 @@ def check_usable(near: Node, far: Node) -> None:
         pytest.param(lambda: provisional(LEFT), id="provisional itself"),
     ],
 )
-def test_who_believes_nobody_lets_nobody_in(doorstep: Doorstep, shown: Callable[[], Credentials]) -> None:
-    waiting, knocking = doorstep.node(RIGHT, provisional(RIGHT)), doorstep.node(LEFT, shown())
+def test_who_believes_nobody_lets_nobody_in(scene: Scene, shown: Callable[[], Credentials]) -> None:
+    waiting, knocking = scene.node(RIGHT, provisional(RIGHT)), scene.node(LEFT, shown())
     refused = attempt(knocking, waiting)
     assert isinstance(refused, ConnectRefused), refused
     assert refused.verification
@@ -110,41 +110,41 @@ def test_who_believes_nobody_lets_nobody_in(doorstep: Doorstep, shown: Callable[
     assert waiting.accepted == []
 
 
-def test_who_believes_nobody_lets_no_member_and_no_stranger_in(doorstep: Doorstep) -> None:
-    waiting, member = doorstep.node(RIGHT, provisional(RIGHT)), doorstep.node(LEFT)
+def test_who_believes_nobody_lets_no_member_and_no_unauthenticated_peer_in(scene: Scene) -> None:
+    waiting, member = scene.node(RIGHT, provisional(RIGHT)), scene.node(LEFT)
     for anonymous in (False, True):
         assert isinstance(attempt(member, waiting, Expected(RIGHT, anonymous=anonymous)), ConnectRefused)
     assert waiting.accepted == []
 
 
-def test_a_certified_node_takes_in_members_at_the_address_it_had_before(doorstep: Doorstep) -> None:
-    waiting, member = doorstep.node(RIGHT, provisional(RIGHT)), doorstep.node(LEFT)
+def test_a_certified_node_takes_in_members_at_the_address_it_had_before(scene: Scene) -> None:
+    waiting, member = scene.node(RIGHT, provisional(RIGHT)), scene.node(LEFT)
     address = waiting.transport.address
     assert isinstance(attempt(member, waiting), ConnectRefused)
-    doorstep.certify(waiting)
+    scene.certify(waiting)
     assert waiting.transport.address == address
     check_usable(member, waiting)
 
 
-def test_a_certified_node_dials_with_its_new_credentials(doorstep: Doorstep) -> None:
-    newcomer, member = doorstep.node(LEFT, provisional(LEFT)), doorstep.node(RIGHT)
+def test_a_certified_node_dials_with_its_new_credentials(scene: Scene) -> None:
+    newcomer, member = scene.node(LEFT, provisional(LEFT)), scene.node(RIGHT)
     assert isinstance(attempt(newcomer, member), ConnectRefused)
-    doorstep.certify(newcomer)
+    scene.certify(newcomer)
     check_usable(newcomer, member)
 
 
-def test_a_certified_node_refuses_one_that_is_not(doorstep: Doorstep) -> None:
-    node, forger = doorstep.node(RIGHT, provisional(RIGHT)), doorstep.node(LEFT, provisional(LEFT))
-    doorstep.certify(node)
+def test_a_certified_node_refuses_one_that_is_not(scene: Scene) -> None:
+    node, forger = scene.node(RIGHT, provisional(RIGHT)), scene.node(LEFT, provisional(LEFT))
+    scene.certify(node)
     assert isinstance(attempt(forger, node), ConnectRefused)
     assert node.accepted == []
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["knowing its key", "knowing nothing"])
-def test_who_has_only_provisional_credentials_joins_without_showing_them(doorstep: Doorstep, pinned: bool) -> None:
-    credentials, trust = doorstep.world.credentials[RIGHT], doorstep.world.trust
-    seed = doorstep.node(RIGHT, credentials, replace(trust, allow_anonymous=True))
-    newcomer = doorstep.node(LEFT, provisional(LEFT))
+def test_who_has_only_provisional_credentials_joins_without_showing_them(scene: Scene, pinned: bool) -> None:
+    credentials, trust = scene.world.credentials[RIGHT], scene.world.trust
+    seed = scene.node(RIGHT, credentials, replace(trust, allow_anonymous=True))
+    newcomer = scene.node(LEFT, provisional(LEFT))
     certificate = ssl.PEM_cert_to_DER_cert(credentials.certificate_chain.decode())
     pin = certificate_fingerprint(certificate) if pinned else None
     carrier = attempt(newcomer, seed, Expected(UNKNOWN_NODE, pin, anonymous=True))
@@ -155,9 +155,9 @@ def test_who_has_only_provisional_credentials_joins_without_showing_them(doorste
     assert not seed.accepted[0].peer.verified
 
 
-def test_who_joins_is_not_fooled_by_another_key(doorstep: Doorstep) -> None:
-    seed = doorstep.node(RIGHT, doorstep.world.credentials[RIGHT], replace(doorstep.world.trust, allow_anonymous=True))
-    newcomer = doorstep.node(LEFT, provisional(LEFT))
+def test_who_joins_is_not_fooled_by_another_key(scene: Scene) -> None:
+    seed = scene.node(RIGHT, scene.world.credentials[RIGHT], replace(scene.world.trust, allow_anonymous=True))
+    newcomer = scene.node(LEFT, provisional(LEFT))
     refused = attempt(newcomer, seed, Expected(UNKNOWN_NODE, bytes(32), anonymous=True))
     assert isinstance(refused, ConnectRefused), refused
     assert refused.verification

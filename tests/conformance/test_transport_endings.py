@@ -22,11 +22,11 @@ def test_a_half_close_comes_after_everything_sent_before_it(pair: Pair) -> None:
         pair.left.send(pattern(10_000), tag=tag)
     pair.left.carrier.send_payload(1, memoryview(pattern(len(into))))
     pair.left.carrier.finish()
-    pair.until(lambda: pair.right.heard.finished, "the half-close")
-    assert pair.right.heard.tags == list(range(50))
-    assert pair.right.heard.payloads == [1]
+    pair.until(lambda: pair.right.received.finished, "the half-close")
+    assert pair.right.received.tags == list(range(50))
+    assert pair.right.received.payloads == [1]
     assert into == pattern(len(into))
-    assert pair.right.heard.heard[-1][0] == "finished"
+    assert pair.right.received.received[-1][0] == "finished"
 
 
 LOCAL = ("shm", "memory")
@@ -53,7 +53,7 @@ def without_collector() -> Iterator[None]:
 def test_an_ended_carrier_and_its_sink_are_freed_without_the_collector(
     make_node: MakeNode, case: Case, politely: bool
 ) -> None:
-    """Strangers can make many carriers: those that have ended must not wait for the collector."""
+    """Unauthenticated peers can make many carriers: those that have ended must not wait for the collector."""
     if case.name in LOCAL:
         pytest.skip(f"{case.name} has no carriers of strangers")
     left, right = make_node(LEFT), make_node(RIGHT)
@@ -79,7 +79,7 @@ def test_an_ended_carrier_and_its_sink_are_freed_without_the_collector(
 
 def test_the_other_direction_goes_on_after_a_half_close(pair: Pair) -> None:
     pair.left.carrier.finish()
-    pair.until(lambda: pair.right.heard.finished, "the half-close")
+    pair.until(lambda: pair.right.received.finished, "the half-close")
     pair.check_way(pair.right, pair.left)
     with pytest.raises(CarrierLost) as lost:
         pair.left.send(b"after the end")
@@ -90,32 +90,33 @@ def test_a_carrier_that_both_sides_finished_ends_without_a_loss(pair: Pair) -> N
     pair.left.carrier.finish()
     pair.right.carrier.finish()
     pair.left.carrier.finish()
-    pair.until(lambda: pair.left.heard.finished and pair.right.heard.finished, "both half-closes")
+    pair.until(lambda: pair.left.received.finished and pair.right.received.finished, "both half-closes")
     pair.until(lambda: _ended(pair.left) and _ended(pair.right), "the end")
     pair.quieten()
     for side in (pair.left, pair.right):
-        assert side.heard.finished == 1
-        assert side.heard.lost == []
+        assert side.received.finished == 1
+        assert side.received.lost == []
         ends = {(lost.kind, lost.reason) for lost in _refusals(side.carrier)}
         assert ends == {("closed", "both sides have finished")}
         side.carrier.abort("nothing left to abort")
         assert {(lost.kind, lost.reason) for lost in _refusals(side.carrier)} == ends
-    assert not pair.left.heard.lost + pair.right.heard.lost
+    assert not pair.left.received.lost + pair.right.received.lost
 
 
 def test_a_sink_may_finish_when_its_peer_has(pair: Pair) -> None:
-    pair.right.heard.on_frame = lambda carrier, _frame: carrier.finish()
+    pair.right.received.on_frame = lambda carrier, _frame: carrier.finish()
     pair.left.send(b"last words")
     pair.left.carrier.finish()
-    pair.until(lambda: pair.left.heard.finished and pair.right.heard.finished, "both half-closes")
-    assert not pair.left.heard.lost + pair.right.heard.lost
+    pair.until(lambda: pair.left.received.finished and pair.right.received.finished, "both half-closes")
+    assert not pair.left.received.lost + pair.right.received.lost
 
 
 def test_both_sides_finishing_frees_what_the_carrier_held(make_node: MakeNode) -> None:
     left, right = make_node(LEFT), make_node(RIGHT)
     _finish_politely(left, right, dial(left, right))  # whatever is opened once per node is open now
     for node in (left, right):
-        node.rest(0.001)  # what it sleeps on is opened when it sleeps first, which a busy machine may put off
+        while not node.rest(0.001):  # what it sleeps on is opened when it sleeps first
+            node.poll()
     before = _open_descriptors()
     for _ in range(5):
         _finish_politely(left, right, dial(left, right))
@@ -124,35 +125,35 @@ def test_both_sides_finishing_frees_what_the_carrier_held(make_node: MakeNode) -
 
 def test_an_abort_is_a_loss_to_the_peer_and_silence_to_oneself(pair: Pair) -> None:
     pair.left.carrier.abort("had enough")
-    pair.left.heard.silenced = True
+    pair.left.received.silenced = True
     pair.left.carrier.abort("again")
-    pair.until(lambda: pair.right.heard.lost, "the loss")
+    pair.until(lambda: pair.right.received.lost, "the loss")
     pair.quieten()
-    assert [error.kind for error in pair.right.heard.lost] == ["peer"]
-    assert pair.left.heard.heard == []
+    assert [error.kind for error in pair.right.received.lost] == ["peer"]
+    assert pair.left.received.received == []
 
 
-def test_every_verb_tells_who_aborted_and_why(pair: Pair) -> None:
+def test_every_verb_reports_who_aborted_and_why(pair: Pair) -> None:
     pair.left.carrier.abort("had enough")
     assert {(lost.kind, lost.reason) for lost in _refusals(pair.left.carrier)} == {("closed", "had enough")}
 
 
-def test_every_verb_raises_the_loss_that_the_sink_was_told(pair: Pair) -> None:
+def test_every_verb_raises_the_loss_that_was_reported_to_the_sink(pair: Pair) -> None:
     pair.left.carrier.abort("had enough")
-    pair.until(lambda: pair.right.heard.lost, "the loss")
-    told = pair.right.heard.lost[0]
-    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(told.kind, told.reason)}
+    pair.until(lambda: pair.right.received.lost, "the loss")
+    reported = pair.right.received.lost[0]
+    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(reported.kind, reported.reason)}
     pair.right.carrier.abort("does nothing now")
-    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(told.kind, told.reason)}
+    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(reported.kind, reported.reason)}
 
 
-def test_every_verb_of_a_carrier_that_had_finished_tells_of_its_loss_all_the_same(pair: Pair) -> None:
+def test_every_verb_of_a_carrier_that_had_finished_reports_its_loss_all_the_same(pair: Pair) -> None:
     pair.right.carrier.finish()
-    pair.until(lambda: pair.left.heard.finished, "the half-close")
+    pair.until(lambda: pair.left.received.finished, "the half-close")
     pair.left.carrier.abort("had enough")
-    pair.until(lambda: pair.right.heard.lost, "the loss")
-    told = pair.right.heard.lost[0]
-    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(told.kind, told.reason)}
+    pair.until(lambda: pair.right.received.lost, "the loss")
+    reported = pair.right.received.lost[0]
+    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(reported.kind, reported.reason)}
 
 
 def test_a_payload_that_was_taken_back_does_not_stand_in_the_way_of_a_half_close(pair: Pair) -> None:
@@ -163,14 +164,14 @@ def test_a_payload_that_was_taken_back_does_not_stand_in_the_way_of_a_half_close
     pair.left.carrier.withdraw_payload(1)
     pair.left.send(b"it was taken back")
     pair.left.carrier.finish()
-    pair.until(lambda: pair.right.heard.finished or pair.right.heard.lost, "the half-close")
-    assert pair.right.heard.lost == []
+    pair.until(lambda: pair.right.received.finished or pair.right.received.lost, "the half-close")
+    assert pair.right.received.lost == []
     pair.right.carrier.finish()
     pair.until(lambda: _ended(pair.left) and _ended(pair.right), "the end")
     pair.quieten()
-    assert pair.left.heard.lost + pair.right.heard.lost == []
-    assert pair.right.heard.payloads == []
-    assert pair.right.heard.finished == 1
+    assert pair.left.received.lost + pair.right.received.lost == []
+    assert pair.right.received.payloads == []
+    assert pair.right.received.finished == 1
 
 
 def test_a_payload_that_was_taken_back_before_a_half_close_can_still_be_given_up(pair: Pair) -> None:
@@ -180,7 +181,7 @@ def test_a_payload_that_was_taken_back_before_a_half_close_can_still_be_given_up
     pair.until(lambda: into[0], "the first bytes")
     pair.left.carrier.withdraw_payload(1)
     pair.left.carrier.finish()
-    pair.until(lambda: pair.right.heard.finished or pair.right.heard.lost, "the half-close")
+    pair.until(lambda: pair.right.received.finished or pair.right.received.lost, "the half-close")
     assert pair.right.carrier.redirect_payload(1, None) is Redirected.MOVED
     into[:] = bytes(len(into))
     pair.check_way(pair.right, pair.left)
@@ -194,23 +195,23 @@ def test_a_loss_in_mid_payload_frees_the_memory_of_both_sides(pair: Pair) -> Non
     pair.until(lambda: into[0], "the first bytes")
     pair.left.carrier.abort("in the middle")
     data[:] = bytes(len(data))
-    pair.until(lambda: pair.right.heard.lost, "the loss")
+    pair.until(lambda: pair.right.received.lost, "the loss")
     into[:] = b"\xaa" * len(into)
     pair.quieten()
     assert into == b"\xaa" * len(into)
-    assert pair.right.heard.payloads == []
+    assert pair.right.received.payloads == []
 
 
-def test_a_sink_that_aborts_hears_nothing_more(pair: Pair) -> None:
+def test_a_sink_that_aborts_receives_nothing_more(pair: Pair) -> None:
     def abort(carrier: Carrier, frame: Frame) -> None:
         carrier.abort("from inside")
 
-    pair.right.heard.on_frame = abort
+    pair.right.received.on_frame = abort
     for tag in range(100):
         pair.left.send(b"more", tag=tag)
-    pair.until(lambda: pair.left.heard.lost, "the loss")
+    pair.until(lambda: pair.left.received.lost, "the loss")
     pair.quieten()
-    assert [what for what, _ in pair.right.heard.heard] == ["frame"]
+    assert [what for what, _ in pair.right.received.received] == ["frame"]
 
 
 @pytest.mark.parametrize("attempt", range(5))
@@ -218,10 +219,10 @@ def test_no_sink_is_called_after_abort_returned_to_another_thread(pair: Pair, at
     with pair.driving():
         for tag in range(2000):
             pair.left.send(b"flood", tag=tag)
-        wait_for(lambda: len(pair.right.heard.frames) > 20 * attempt, "the flood")
+        wait_for(lambda: len(pair.right.received.frames) > 20 * attempt, "the flood")
         pair.right.carrier.abort("enough")
-        pair.right.heard.silenced = True  # from here on every call is written down as a fault
-        wait_for(lambda: pair.left.heard.lost, "the loss at the other side")
+        pair.right.received.silenced = True  # from here on every call is written down as a fault
+        wait_for(lambda: pair.left.received.lost, "the loss at the other side")
 
 
 def _refusals(carrier: Carrier) -> list[CarrierLost]:
@@ -263,9 +264,9 @@ def _ended(side: Side) -> bool:
 def _finish_politely(left: object, right: object, ends: tuple[Carrier, Carrier]) -> None:
     pair = Pair(Side(left, ends[0]), Side(right, ends[1]))  # type: ignore[arg-type]
     for side in (pair.left, pair.right):
-        side.carrier.attach(side.heard)
+        side.carrier.attach(side.received)
         side.carrier.finish()
-    pair.until(lambda: pair.left.heard.finished and pair.right.heard.finished, "both half-closes")
+    pair.until(lambda: pair.left.received.finished and pair.right.received.finished, "both half-closes")
 
 
 def _open_descriptors() -> int:

@@ -20,7 +20,7 @@ def hand_over_at(old: Recorder, new: Recorder, tag: int) -> None:
 
 
 def test_frames_behind_the_one_that_handed_over_go_to_the_new_sink_and_none_is_lost(pair: Pair) -> None:
-    old, new = pair.right.heard, Recorder()
+    old, new = pair.right.received, Recorder()
     hand_over_at(old, new, TURN)
     for tag in range(FRAMES):
         pair.left.send(b"many of them arrive in one piece", tag=tag)
@@ -31,7 +31,7 @@ def test_frames_behind_the_one_that_handed_over_go_to_the_new_sink_and_none_is_l
 
 
 def test_every_lane_goes_to_the_new_sink(pair: Pair) -> None:
-    old, new = pair.right.heard, Recorder()
+    old, new = pair.right.received, Recorder()
     hand_over_at(old, new, 0)
     pair.left.send(b"", tag=0, lane=Lane.CONTROL)
     pair.until(lambda: old.frames, "the frame that hands over")
@@ -42,8 +42,8 @@ def test_every_lane_goes_to_the_new_sink(pair: Pair) -> None:
     assert old.tags == [0]
 
 
-def test_a_payload_is_told_to_who_has_the_carrier_when_it_lands(pair: Pair) -> None:
-    old, new = pair.right.heard, Recorder()
+def test_a_payload_is_reported_to_the_owner_of_the_carrier_when_it_lands(pair: Pair) -> None:
+    old, new = pair.right.received, Recorder()
     hand_over_at(old, new, 5)
     into = bytearray(300_000)
     pair.right.carrier.expect_payload(1, memoryview(into))
@@ -63,20 +63,20 @@ def _abort(pair: Pair) -> None:
     pair.left.carrier.abort("had enough")
 
 
-@pytest.mark.parametrize(("end", "told"), [(_finish, "finished"), (_abort, "lost")], ids=["finished", "lost"])
-def test_the_end_is_told_to_the_new_sink_alone(pair: Pair, end: Callable[[Pair], None], told: str) -> None:
-    old, new = pair.right.heard, Recorder()
+@pytest.mark.parametrize(("end", "reported"), [(_finish, "finished"), (_abort, "lost")], ids=["finished", "lost"])
+def test_the_end_is_reported_to_the_new_sink_alone(pair: Pair, end: Callable[[Pair], None], reported: str) -> None:
+    old, new = pair.right.received, Recorder()
     hand_over_at(old, new, 1)
     pair.left.send(b"", tag=1)
     pair.until(lambda: old.frames, "the frame that hands over")
     end(pair)
-    pair.until(lambda: new.heard, "the end")
-    assert [what for what, _ in new.heard] == [told]
-    assert [what for what, _ in old.heard] == ["frame"]
+    pair.until(lambda: new.received, "the end")
+    assert [what for what, _ in new.received] == [reported]
+    assert [what for what, _ in old.received] == ["frame"]
 
 
 def test_a_sink_may_hand_over_and_the_next_one_again(pair: Pair) -> None:
-    first, second, third = pair.right.heard, Recorder(), Recorder()
+    first, second, third = pair.right.received, Recorder(), Recorder()
     hand_over_at(first, second, 3)
     hand_over_at(second, third, 6)
     for tag in range(10):
@@ -86,7 +86,7 @@ def test_a_sink_may_hand_over_and_the_next_one_again(pair: Pair) -> None:
 
 
 def test_a_sink_that_aborts_and_hands_over_has_ended_the_carrier_for_both(pair: Pair) -> None:
-    old, new = pair.right.heard, Recorder()
+    old, new = pair.right.received, Recorder()
 
     def give_up(carrier: Carrier, frame: Frame) -> None:
         carrier.abort("nobody shall have it")
@@ -94,7 +94,7 @@ def test_a_sink_that_aborts_and_hands_over_has_ended_the_carrier_for_both(pair: 
 
     old.on_frame = give_up
     pair.left.send(b"", tag=1)
-    pair.until(lambda: pair.left.heard.lost, "the loss at the other side")
+    pair.until(lambda: pair.left.received.lost, "the loss at the other side")
     pair.quieten()
-    assert [what for what, _ in old.heard] == ["frame"]
-    assert new.heard == []
+    assert [what for what, _ in old.received] == ["frame"]
+    assert new.received == []

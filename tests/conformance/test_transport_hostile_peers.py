@@ -1,4 +1,4 @@
-"""A peer, or a stranger, that does not keep to the protocol: it loses its carrier, and nobody else loses anything."""
+"""A peer that violates the protocol, authenticated or not, loses its carrier. Nobody else loses anything."""
 
 import random
 from collections.abc import Callable
@@ -14,9 +14,9 @@ MIB = 1 << 20
 
 
 def _expect_misbehaviour(pair: Pair) -> None:
-    pair.until(lambda: pair.right.heard.lost, "the loss of a carrier whose peer misbehaved")
-    assert pair.right.heard.lost[0].misbehaved, pair.right.heard.lost[0]
-    pair.until(lambda: pair.left.heard.lost, "the loss at the side that misbehaved")
+    pair.until(lambda: pair.right.received.lost, "the loss of a carrier whose peer misbehaved")
+    assert pair.right.received.lost[0].misbehaved, pair.right.received.lost[0]
+    pair.until(lambda: pair.left.received.lost, "the loss at the side that misbehaved")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_bytes_that_are_not_a_frame_end_the_carrier(pair: Pair, header: bytes) -
     before = anonymous_bytes()
     pair.left.carrier.send_frame(Lane.DATA, 0, header)
     _expect_misbehaviour(pair)
-    assert pair.right.heard.frames == []
+    assert pair.right.received.frames == []
     assert anonymous_bytes() - before < 16 * MIB
 
 
@@ -47,7 +47,7 @@ def test_frames_before_the_garbage_are_delivered(pair: Pair) -> None:
     pair.left.carrier.send_frame(Lane.DATA, 0, b"\xff" * HEADER_BYTES)
     pair.left.send(b"after the garbage", tag=99)
     _expect_misbehaviour(pair)
-    assert pair.right.heard.tags == list(range(5))
+    assert pair.right.received.tags == list(range(5))
 
 
 def test_a_payload_that_nobody_expects_ends_the_carrier(pair: Pair) -> None:
@@ -65,7 +65,7 @@ def test_a_payload_larger_than_expected_ends_the_carrier_and_touches_nothing_els
     pair.right.carrier.expect_payload(1, memoryview(memory)[1000:2000])
     pair.left.carrier.send_payload(1, memoryview(pattern(1001)))
     _expect_misbehaviour(pair)
-    assert pair.right.heard.payloads == []
+    assert pair.right.received.payloads == []
     assert not any(memory[:1000])
     assert not any(memory[2000:])
 
@@ -75,8 +75,10 @@ def test_a_payload_smaller_than_expected_never_counts_as_arrived(pair: Pair, siz
     pair.right.carrier.expect_payload(1, memoryview(bytearray(1000)))
     pair.left.carrier.send_payload(1, memoryview(pattern(size)))
     pair.left.carrier.finish()
-    pair.until(lambda: pair.right.heard.lost or pair.right.heard.finished, "the end of a carrier with a wrong payload")
-    assert pair.right.heard.payloads == []
+    pair.until(
+        lambda: pair.right.received.lost or pair.right.received.finished, "the end of a carrier with a wrong payload"
+    )
+    assert pair.right.received.payloads == []
 
 
 def test_other_carriers_of_the_node_survive_a_peer_that_misbehaves(make_node: MakeNode) -> None:
@@ -85,8 +87,8 @@ def test_other_carriers_of_the_node_survive_a_peer_that_misbehaves(make_node: Ma
     for _ in range(2):
         near, far = dial(left, right)
         pairs.append(Pair(Side(left, near), Side(right, far)))
-        near.attach(pairs[-1].left.heard)
-        far.attach(pairs[-1].right.heard)
+        near.attach(pairs[-1].left.received)
+        far.attach(pairs[-1].right.received)
     pairs[0].left.carrier.send_frame(Lane.DATA, 0, b"\xff" * HEADER_BYTES)
     _expect_misbehaviour(pairs[0])
     pairs[1].check_usable()
@@ -109,7 +111,7 @@ def _flood(size: int) -> Callable[[random.Random], bytes]:
         pytest.param(lambda _: b"GET / HTTP/1.1\r\n\r\n", id="http"),
     ],
 )
-def test_a_stranger_talking_garbage_disturbs_nobody(
+def test_an_unauthenticated_peer_talking_garbage_disturbs_nobody(
     case: Case, make_node: MakeNode, say: Callable[[random.Random], bytes]
 ) -> None:
     if case.raw_socket is None:
@@ -118,25 +120,25 @@ def test_a_stranger_talking_garbage_disturbs_nobody(
     address = right.transport.address_for(LEFT)
     assert address is not None
     before = anonymous_bytes()
-    with case.raw_socket(address) as stranger:
-        stranger.setblocking(False)
+    with case.raw_socket(address) as unauthenticated:
+        unauthenticated.setblocking(False)
         rest = memoryview(say(random.Random(5)))
         for _ in range(100):
-            rest = rest[_send_some(stranger, rest) :]
+            rest = rest[_send_some(unauthenticated, rest) :]
             right.poll()
         near, far = dial(left, right)
         pair = Pair(Side(left, near), Side(right, far))
-        near.attach(pair.left.heard)
-        far.attach(pair.right.heard)
+        near.attach(pair.left.received)
+        far.attach(pair.right.received)
         pair.check_usable()
     pump([left, right], lambda: not left.poll() and not right.poll(), "quiet")
     assert len(right.accepted) == 1
     assert anonymous_bytes() - before < 32 * MIB
 
 
-def _send_some(stranger: object, rest: memoryview) -> int:
+def _send_some(unauthenticated: object, rest: memoryview) -> int:
     try:
-        return int(stranger.send(rest)) if rest else 0  # type: ignore[attr-defined]
+        return int(unauthenticated.send(rest)) if rest else 0  # type: ignore[attr-defined]
     except BlockingIOError:
         return 0
     except ConnectionError:  # it was thrown out

@@ -23,8 +23,8 @@ def test_a_payload_of_any_size_arrives_intact(pair: Pair, size: int) -> None:
     data, into = memoryview(bytearray(pattern(size))), memoryview(bytearray(size))
     pair.right.carrier.expect_payload(7, into)
     pair.left.carrier.send_payload(7, data)
-    pair.until(lambda: pair.right.heard.payloads, f"a payload of {size} bytes")
-    assert pair.right.heard.payloads == [7]
+    pair.until(lambda: pair.right.received.payloads, f"a payload of {size} bytes")
+    assert pair.right.received.payloads == [7]
     assert digest(into) == digest(data)
 
 
@@ -32,7 +32,7 @@ def test_a_payload_touches_nothing_beside_its_memory(pair: Pair) -> None:
     memory = bytearray(b"\xaa" * 300_000)
     pair.right.carrier.expect_payload(1, memoryview(memory)[1000:201_000])
     pair.left.carrier.send_payload(1, memoryview(pattern(200_000)))
-    pair.until(lambda: pair.right.heard.payloads, "a payload")
+    pair.until(lambda: pair.right.received.payloads, "a payload")
     assert memory[:1000] == b"\xaa" * 1000
     assert memory[201_000:] == b"\xaa" * 99_000
     assert memory[1000:201_000] == pattern(200_000)
@@ -49,7 +49,8 @@ def test_many_payloads_in_both_directions_at_once(pair: Pair) -> None:
             kept.append(memoryview(pattern(size, transfer + 1)))
             sender.carrier.send_payload(transfer, kept[-1])
     pair.until(
-        lambda: len(pair.left.heard.payloads) == len(pair.right.heard.payloads) == len(sizes), "payloads both ways"
+        lambda: len(pair.left.received.payloads) == len(pair.right.received.payloads) == len(sizes),
+        "payloads both ways",
     )
     for (_, transfer), memory in landed.items():
         assert memory == pattern(sizes[transfer], transfer + 1)
@@ -74,7 +75,7 @@ def test_what_has_arrived_moves_along_when_a_payload_is_redirected(pair: Pair) -
     old, new = _begun(pair, transfer=5)
     assert pair.right.carrier.redirect_payload(5, memoryview(new)) is Redirected.MOVED
     old[:] = b"\xaa" * len(old)
-    pair.until(lambda: pair.right.heard.payloads, "the redirected payload")
+    pair.until(lambda: pair.right.received.payloads, "the redirected payload")
     assert digest(new) == digest(pattern(len(new)))
     assert old == b"\xaa" * len(old)
     pair.check_usable()
@@ -86,7 +87,7 @@ def test_a_discarded_payload_is_not_reported_and_leaves_its_memory_alone(pair: P
     old[:] = b"\xaa" * len(old)
     pair.check_usable()
     pair.quieten()
-    assert 5 not in pair.right.heard.payloads
+    assert 5 not in pair.right.received.payloads
     assert old == b"\xaa" * len(old)
 
 
@@ -97,7 +98,7 @@ def test_a_payload_discarded_before_its_first_byte_is_not_reported(pair: Pair) -
     pair.left.carrier.send_payload(1, memoryview(pattern(5 * MIB)))
     pair.check_usable()
     pair.quieten()
-    assert 1 not in pair.right.heard.payloads
+    assert 1 not in pair.right.received.payloads
     assert not any(into)
 
 
@@ -105,10 +106,10 @@ def test_redirecting_what_is_unknown_or_has_landed_says_so(pair: Pair) -> None:
     into = bytearray(100)
     pair.right.carrier.expect_payload(1, memoryview(into))
     pair.left.carrier.send_payload(1, memoryview(pattern(100)))
-    pair.until(lambda: pair.right.heard.payloads, "a payload")
+    pair.until(lambda: pair.right.received.payloads, "a payload")
     other = bytearray(100)
-    assert pair.right.carrier.redirect_payload(1, memoryview(other)) is Redirected.LANDED
-    assert pair.right.carrier.redirect_payload(1, None) is Redirected.LANDED
+    assert pair.right.carrier.redirect_payload(1, memoryview(other)) is Redirected.COMPLETE
+    assert pair.right.carrier.redirect_payload(1, None) is Redirected.COMPLETE
     assert pair.right.carrier.redirect_payload(404, None) is Redirected.UNKNOWN
     assert into == pattern(100)
     assert not any(other)
@@ -119,8 +120,8 @@ def test_a_withdrawn_payload_is_not_read_any_more(pair: Pair) -> None:
     into = bytearray(64 * MIB)
     pair.right.carrier.expect_payload(5, memoryview(into))
     pair.left.carrier.send_payload(5, memoryview(data))
-    pair.until(lambda: into[0] or pair.right.heard.payloads, "the first bytes of a payload")
-    assert not pair.right.heard.payloads, "a poll took in 64 MiB at once: frames waited meanwhile"
+    pair.until(lambda: into[0] or pair.right.received.payloads, "the first bytes of a payload")
+    assert not pair.right.received.payloads, "a poll took in 64 MiB at once: frames waited meanwhile"
     pair.left.carrier.withdraw_payload(5)
     original = pattern(64 * MIB)
     data[:] = bytes(len(data))  # whatever arrives from now on is either the original or was never written
@@ -131,7 +132,7 @@ def test_a_withdrawn_payload_is_not_read_any_more(pair: Pair) -> None:
     assert arrived > 0
     assert digest(memoryview(into)[:arrived]) == digest(memoryview(original)[:arrived])
     pair.check_usable()
-    assert 5 not in pair.right.heard.payloads
+    assert 5 not in pair.right.received.payloads
 
 
 def test_a_payload_withdrawn_and_discarded_in_mid_transfer_leaves_the_link_usable(pair: Pair) -> None:
@@ -140,7 +141,7 @@ def test_a_payload_withdrawn_and_discarded_in_mid_transfer_leaves_the_link_usabl
         pair.left.carrier.withdraw_payload(transfer)
         pair.right.carrier.redirect_payload(transfer, None)
         pair.check_usable()
-    assert {0, 1, 2}.isdisjoint(pair.right.heard.payloads)
+    assert {0, 1, 2}.isdisjoint(pair.right.received.payloads)
 
 
 def test_withdrawing_what_is_unknown_or_was_delivered_is_ignored(pair: Pair) -> None:
@@ -157,7 +158,7 @@ def test_a_payload_withdrawn_at_once_never_arrives(pair: Pair) -> None:
     pair.left.carrier.withdraw_payload(1)
     pair.check_usable()
     pair.quieten()
-    assert 1 not in pair.right.heard.payloads
+    assert 1 not in pair.right.received.payloads
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def _memory_of_a_payload_that(pair: Pair, fate: str) -> list[weakref.ref[Any]]:
     pair.left.carrier.send_payload(5, source.data)
     pair.until(lambda: target[0], "the first bytes of a payload")
     if fate == "lands":
-        pair.until(lambda: pair.right.heard.payloads, "a payload")
+        pair.until(lambda: pair.right.received.payloads, "a payload")
     elif fate == "is withdrawn":
         pair.left.carrier.withdraw_payload(5)
     pair.right.carrier.redirect_payload(5, None)
@@ -211,9 +212,9 @@ def test_a_payload_of_5_gib_passes_with_little_memory(
             before = peak = anonymous_bytes()
             pair.right.carrier.expect_payload(1, into)
             pair.left.carrier.send_payload(1, data)
-            while not pair.right.heard.payloads:
+            while not pair.right.received.payloads:
                 marks = iter(range(100))
-                pair.until(lambda: pair.right.heard.payloads or next(marks, None) is None, "a large payload")  # noqa: B023
+                pair.until(lambda: pair.right.received.payloads or next(marks, None) is None, "a large payload")  # noqa: B023
                 peak = max(peak, anonymous_bytes())
             assert [into[0], into[size // 2], into[size - 1]] == [0, 0, 0]
             pair.left.carrier.withdraw_payload(1)  # what was sent stays borrowed until then
@@ -229,6 +230,6 @@ def _begun(pair: Pair, transfer: int) -> tuple[bytearray, bytearray]:
     old = bytearray(size)
     pair.right.carrier.expect_payload(transfer, memoryview(old))
     pair.left.carrier.send_payload(transfer, memoryview(pattern(size)))
-    pair.until(lambda: old[0] or transfer in pair.right.heard.payloads, "the first bytes of a payload")
-    assert transfer not in pair.right.heard.payloads, "a poll took in 64 MiB at once: frames waited meanwhile"
+    pair.until(lambda: old[0] or transfer in pair.right.received.payloads, "the first bytes of a payload")
+    assert transfer not in pair.right.received.payloads, "a poll took in 64 MiB at once: frames waited meanwhile"
     return old, bytearray(size)

@@ -1,4 +1,4 @@
-"""A peer process that dies without a word."""
+"""A peer process that dies without a message."""
 
 import pickle
 import signal
@@ -28,7 +28,7 @@ def _child(case: Case, world: World, node: Node, tmp_path: Path) -> Iterator[tup
         pump([node], lambda: node.accepted or child.poll() is not None, "the dial of a child process")
         assert child.poll() is None, "the child process ended"
         side = Side(node, node.accepted[0])
-        side.carrier.attach(side.heard)
+        side.carrier.attach(side.received)
         yield child, side
     finally:
         child.kill()
@@ -39,14 +39,15 @@ def test_the_death_of_a_peer_is_a_loss(case: Case, world: World, make_node: Make
     node = make_node(LEFT)
     with _child(case, world, node, tmp_path) as (child, side):
         side.carrier.expect_payload(1, memoryview(bytearray(64 << 20)))
-        pump([node], lambda: side.heard.frames, "the first frame of the child")
+        pump([node], lambda: side.received.frames, "the first frame of the child")
         child.send_signal(signal.SIGKILL)
         child.wait()
-        pump([node], lambda: side.heard.lost, "the loss of a dead peer")
-        assert len(side.heard.lost) == 1
-        assert not side.heard.lost[0].misbehaved
+        pump([node], lambda: side.received.lost, "the loss of a dead peer")
+        assert len(side.received.lost) == 1
+        assert not side.received.lost[0].misbehaved
 
 
+@pytest.mark.full
 def test_a_peer_that_dies_in_mid_payload_leaves_the_memory_free(
     case: Case, world: World, make_node: MakeNode, tmp_path: Path
 ) -> None:
@@ -57,7 +58,7 @@ def test_a_peer_that_dies_in_mid_payload_leaves_the_memory_free(
         pump([node], lambda: into[0], "the first bytes of a payload")
         child.send_signal(signal.SIGKILL)
         child.wait()
-        pump([node], lambda: side.heard.lost, "the loss of a dead peer")
+        pump([node], lambda: side.received.lost, "the loss of a dead peer")
     into[:] = b"\xaa" * len(into)
     assert not node.poll()
     assert into == b"\xaa" * len(into)

@@ -7,17 +7,17 @@ import pytest
 
 from nexar.transport.base import Carrier, ConnectRefused, Expected
 from tests.conformance.conftest import MakeNode
-from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump
+from tests.conformance.harness import EVENT_TIMEOUT, Node, Pair, Side, dial, in_thread, pump
 from tests.conformance.transports import CHILD, LEFT, RIGHT, Case, World
 
 
 @pytest.fixture(autouse=True)
 def has_hosts(case: Case, request: pytest.FixtureRequest) -> None:
-    if case.silent_place is None and "closing" not in request.node.name:
+    if case.unresponsive_host is None and "closing" not in request.node.name:
         pytest.skip(f"the addresses of {case.name} are not host:port")
 
 
-def connect(near: Node, far: list[Node], address: str, whom: int, timeout: float = PATIENCE) -> object:
+def connect(near: Node, far: list[Node], address: str, whom: int, timeout: float = EVENT_TIMEOUT) -> object:
     """What came of the dial."""
     thread, outcome = in_thread(lambda: near.transport.connect(address, Expected(whom), time.monotonic() + timeout))
     pump([near, *far], lambda: outcome, "the outcome of a dial")
@@ -32,8 +32,8 @@ def test_a_silent_address_hardly_delays_the_one_that_answers(make_node: MakeNode
         near, far = dial(left, right, f"{silent},{right.transport.address}")
         assert time.monotonic() - begin < 5
     pair = Pair(Side(left, near), Side(right, far))
-    near.attach(pair.left.heard)
-    far.attach(pair.right.heard)
+    near.attach(pair.left.received)
+    far.attach(pair.right.received)
     pair.check_usable()
     assert near.peer.address == right.transport.address
 
@@ -45,7 +45,7 @@ def test_an_address_where_somebody_else_lives_does_not_end_the_dial(make_node: M
     assert carrier.peer.node == RIGHT
 
 
-def test_if_nobody_is_right_every_reason_is_told_and_that_somebody_was_not_believed(
+def test_if_nobody_is_right_every_reason_is_reported_and_that_somebody_was_not_believed(
     make_node: MakeNode, case: Case, world: World
 ) -> None:
     left, other = make_node(LEFT), make_node(CHILD)
@@ -75,15 +75,15 @@ def test_closing_the_transport_ends_a_dial_that_nobody_answers(make_node: MakeNo
 
         def dial_in_vain() -> Carrier:
             begun.set()
-            return left.transport.connect(silent, Expected(RIGHT), time.monotonic() + PATIENCE)
+            return left.transport.connect(silent, Expected(RIGHT), time.monotonic() + EVENT_TIMEOUT)
 
         thread, outcome = in_thread(dial_in_vain)
-        begun.wait(PATIENCE)
+        begun.wait(EVENT_TIMEOUT)
         begin = time.monotonic()
         thread.join(0.1)  # by now it waits for an answer
         left.transport.close()
-        thread.join(PATIENCE)
-    assert time.monotonic() - begin < PATIENCE / 2
+        thread.join(EVENT_TIMEOUT)
+    assert time.monotonic() - begin < EVENT_TIMEOUT / 2
     assert isinstance(outcome[0], ConnectRefused), outcome[0]
     assert not outcome[0].verification
 
@@ -94,4 +94,4 @@ def test_a_dial_after_closing_is_refused(make_node: MakeNode, case: Case, world:
     assert address is not None
     left.transport.close()
     with pytest.raises(ConnectRefused):
-        left.transport.connect(address, Expected(RIGHT), time.monotonic() + PATIENCE)
+        left.transport.connect(address, Expected(RIGHT), time.monotonic() + EVENT_TIMEOUT)

@@ -21,7 +21,7 @@ def test_a_payload_that_was_discarded_is_unknown_from_then_on(pair: Pair, size: 
     pair.quieten()
     assert carrier.redirect_payload(1, memoryview(other)) is Redirected.UNKNOWN
     assert carrier.redirect_payload(1, None) is Redirected.UNKNOWN
-    assert 1 not in pair.right.heard.payloads
+    assert 1 not in pair.right.received.payloads
     assert not any(into)
     assert not any(other)
 
@@ -36,7 +36,7 @@ def test_a_payload_discarded_half_way_is_never_taken_up_again(pair: Pair) -> Non
     into[:] = bytes(len(into))
     pair.check_usable()
     pair.quieten()
-    assert 1 not in pair.right.heard.payloads
+    assert 1 not in pair.right.received.payloads
     assert not any(into)
     assert not any(other)
 
@@ -55,14 +55,14 @@ def test_a_payload_that_is_withdrawn_and_discarded_is_unknown(pair: Pair) -> Non
 def test_a_payload_that_landed_stays_where_it_is(pair: Pair, size: int) -> None:
     into, other = bytearray(size), bytearray(size)
     answers: list[Redirected] = []
-    pair.right.heard.on_payload = lambda carrier, transfer: answers.extend(
+    pair.right.received.on_payload = lambda carrier, transfer: answers.extend(
         [carrier.redirect_payload(transfer, memoryview(other)), carrier.redirect_payload(transfer, None)]
     )
     pair.right.carrier.expect_payload(1, memoryview(into))
     pair.left.carrier.send_payload(1, memoryview(pattern(size)))
-    pair.until(lambda: pair.right.heard.payloads, "a payload")
+    pair.until(lambda: pair.right.received.payloads, "a payload")
     answers.append(pair.right.carrier.redirect_payload(1, memoryview(other)))
-    assert answers == [Redirected.LANDED] * 3
+    assert answers == [Redirected.COMPLETE] * 3
     assert into == pattern(size)
     assert not any(other)
 
@@ -73,9 +73,9 @@ def test_a_number_that_is_expected_again_is_a_new_payload(pair: Pair) -> None:
         carrier.expect_payload(1, memoryview(bytearray(10)))
         assert carrier.redirect_payload(1, memoryview(into)) is Redirected.MOVED
         pair.left.carrier.send_payload(1, memoryview(pattern(10)))
-        pair.until(lambda: pair.right.heard.payloads, "a payload")
-        assert carrier.redirect_payload(1, None) is Redirected.LANDED
-        pair.right.heard.payloads.clear()
+        pair.until(lambda: pair.right.received.payloads, "a payload")
+        assert carrier.redirect_payload(1, None) is Redirected.COMPLETE
+        pair.right.received.payloads.clear()
     assert into == pattern(10)
 
 
@@ -85,11 +85,11 @@ def test_nothing_is_moved_and_nothing_has_landed_once_the_carrier_is_lost(pair: 
         carrier.expect_payload(transfer, memoryview(memory))
     carrier.redirect_payload(3, None)
     pair.left.carrier.send_payload(1, memoryview(b"abc"))
-    pair.until(lambda: pair.right.heard.payloads, "a small payload")
+    pair.until(lambda: pair.right.received.payloads, "a small payload")
     pair.left.carrier.send_payload(2, memoryview(pattern(len(into))))
     pair.until(lambda: into[0], "the first bytes")
     pair.left.carrier.abort("in the middle")
-    pair.until(lambda: pair.right.heard.lost, "the loss")
+    pair.until(lambda: pair.right.received.lost, "the loss")
     for transfer in (1, 2, 3, 404):
         for place in (None, memoryview(other)):
             with pytest.raises(CarrierLost):
@@ -123,11 +123,11 @@ def test_a_redirect_that_meets_the_end_moves_the_payload_or_raises(pair: Pair, e
         begun.wait()
         (pair.right if ends == "abort" else pair.left).carrier.abort("in the middle")
         if ends == "loss":
-            wait_for(lambda: pair.right.heard.lost, "the loss")
+            wait_for(lambda: pair.right.received.lost, "the loss")
         thread.join()
-    landed = 1 in pair.right.heard.payloads  # a fast carrier may have had all of it before it was taken back
+    landed = 1 in pair.right.received.payloads  # a fast carrier may have had all of it before it was taken back
     refused = next(index for index, answer in enumerate(answers) if isinstance(answer, CarrierLost))
-    allowed = {Redirected.MOVED, Redirected.LANDED} if landed else {Redirected.MOVED}
+    allowed = {Redirected.MOVED, Redirected.COMPLETE} if landed else {Redirected.MOVED}
     assert set(answers[:refused]) <= allowed
     assert all(isinstance(answer, CarrierLost) for answer in answers[refused:])
 

@@ -31,13 +31,13 @@ def test_eight_threads_use_one_carrier_at_once(pair: Pair) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        wait_for(lambda: len(pair.right.heard.frames) == THREADS * FRAMES, "all frames")
-        wait_for(lambda: len(pair.right.heard.payloads) == len(landed), "all payloads")
+        wait_for(lambda: len(pair.right.received.frames) == THREADS * FRAMES, "all frames")
+        wait_for(lambda: len(pair.right.received.payloads) == len(landed), "all payloads")
     assert errors == []
     for number in range(THREADS):
-        tags = [frame.tag for frame, _ in pair.right.heard.frames if frame.communicator == number]
+        tags = [frame.tag for frame, _ in pair.right.received.frames if frame.communicator == number]
         assert tags == list(range(FRAMES))
-    assert all(body == pattern(frame.tag % 200) for frame, body in pair.right.heard.frames)
+    assert all(body == pattern(frame.tag % 200) for frame, body in pair.right.received.frames)
     assert all(digest(into) == digest(kept[transfer]) for transfer, into in landed.items())
 
 
@@ -68,8 +68,8 @@ def test_threads_withdraw_and_redirect_while_others_send(pair: Pair) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        wait_for(lambda: len(pair.right.heard.frames) == 50 * THREADS, "all frames")
-        wait_for(lambda: {0, 2, 4, 6} <= set(pair.right.heard.payloads), "the payloads that nobody took back")
+        wait_for(lambda: len(pair.right.received.frames) == 50 * THREADS, "all frames")
+        wait_for(lambda: {0, 2, 4, 6} <= set(pair.right.received.payloads), "the payloads that nobody took back")
     assert all(digest(landed[n]) == digest(kept[n]) for n in (0, 2, 4, 6))
     pair.check_usable()
 
@@ -87,10 +87,10 @@ def test_aborting_from_many_threads_ends_the_carrier_once(pair: Pair) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        wait_for(lambda: pair.right.heard.lost, "the loss")
+        wait_for(lambda: pair.right.received.lost, "the loss")
     pair.quieten()
-    assert len(pair.right.heard.lost) == 1
-    assert pair.left.heard.heard == []
+    assert len(pair.right.received.lost) == 1
+    assert pair.left.received.received == []
 
 
 def _size(transfer: int) -> int:

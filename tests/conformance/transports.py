@@ -1,4 +1,4 @@
-"""The transports that the suite runs on. One entry here switches a transport on: nothing else names it.
+"""The transports that the suite runs on. The suite takes their names from `CASES`.
 
 `make(number, world)` gives a node's transport and the sleeper it registers with (the same object twice, if the
 transport is its own). The world is what the nodes of one test share: certificates, a directory, a memory network. It
@@ -19,6 +19,7 @@ from nexar.transport.base import Sleeper, Transport
 from nexar.transport.memory import MemoryNetwork, MemoryTransport
 from nexar.transport.sleeper import PollSleeper
 from nexar.transport.tls import TlsTransport
+from tests.ports import free_port
 
 LEFT, RIGHT, CHILD = 11, 22, 33
 """Node numbers. Certificates are made for these."""
@@ -52,32 +53,34 @@ class Case:
     """Why it cannot run here, None if it can."""
     listen: Callable[[World], str] = lambda _: "127.0.0.1:0"
     between_processes: bool = True
-    claims_address: bool = True
+    forms_clusters: bool = True
+    """Whether a node can be started with it; false for one that only carries large payloads beside another."""
+    address_is_exclusive: bool = True
     """Whether an address can be given to listen(), and belongs to one node then."""
     dead_address: Callable[[World], str] | None = None
     """An address where nobody listens."""
     silent_address: Callable[[World], object] | None = None
     """A context manager that gives an address where something listens and never answers."""
-    silent_place: Callable[[int], object] | None = None
+    unresponsive_host: Callable[[int], object] | None = None
     """A context manager that gives another host of this machine where that port listens and never answers; for
     transports that look names up."""
-    admits_strangers: bool = True
+    accepts_unverified_peers: bool = True
     """Whether a peer may come in that the handshake has not verified."""
-    shows_certificates: bool = True
+    has_certificates: bool = True
     raw_socket: Callable[[str], socket.socket] | None = None
-    """A stranger's connection to a listener, for transports that have such a thing."""
+    """An unauthenticated peer's connection to a listener, for transports that have such a thing."""
 
 
 def absent(module: str) -> Callable[[], str | None]:
-    """Why `module` cannot be used: it cannot be imported, or its available() says so."""
+    """Why `module` cannot be used: it cannot be imported, or its missing_support() says so."""
 
     def reason() -> str | None:
         try:
             loaded = importlib.import_module(module)
         except ImportError as error:
             return str(error)
-        available = getattr(loaded, "available", None)
-        answer: str | None = available() if available is not None else None
+        missing_support = getattr(loaded, "missing_support", None)
+        answer: str | None = missing_support() if missing_support is not None else None
         return answer
 
     return reason
@@ -87,9 +90,7 @@ def absent(module: str) -> Callable[[], str | None]:
 
 
 def closed_port(world: World) -> str:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{closed.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager
@@ -166,7 +167,7 @@ def on_tcp(name: str, make: Callable[[int, World], Made]) -> Case:
         make,
         dead_address=closed_port,
         silent_address=silent_port,
-        silent_place=silent_host,
+        unresponsive_host=silent_host,
         raw_socket=open_socket,
     )
 
@@ -196,13 +197,13 @@ def silent_shm(world: World) -> Iterator[str]:
 
 
 def open_unix_socket(address: str) -> socket.socket:
-    stranger = socket.socket(socket.AF_UNIX)
-    stranger.connect(address.partition("@")[2])
-    return stranger
+    unauthenticated = socket.socket(socket.AF_UNIX)
+    unauthenticated.connect(address.partition("@")[2])
+    return unauthenticated
 
 
 class DatagramSocket(socket.socket):
-    """A stranger's UDP socket: what it says leaves in pieces that fit into a datagram."""
+    """An unauthenticated peer's UDP socket: what it says leaves in pieces that fit into a datagram."""
 
     def send(self, data: memoryview, flags: int = 0) -> int:  # type: ignore[override]
         return super().send(data[:1200], flags)
@@ -210,9 +211,9 @@ class DatagramSocket(socket.socket):
 
 def open_datagram_socket(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    stranger = DatagramSocket(type=socket.SOCK_DGRAM)
-    stranger.connect((host, int(port)))
-    return stranger
+    unauthenticated = DatagramSocket(type=socket.SOCK_DGRAM)
+    unauthenticated.connect((host, int(port)))
+    return unauthenticated
 
 
 def make_quic(number: int, world: World) -> Made:
@@ -229,9 +230,9 @@ CASES: dict[str, Case] = {
         make_shm,
         missing=absent("nexar.transport.shm.transport"),
         listen=lambda _: "",
-        claims_address=False,
-        admits_strangers=False,
-        shows_certificates=False,
+        address_is_exclusive=False,
+        accepts_unverified_peers=False,
+        has_certificates=False,
         dead_address=lambda world: shm_address(world.directory / "nexar-shm-nobody" / "s"),
         silent_address=silent_shm,
         raw_socket=open_unix_socket,
@@ -240,19 +241,19 @@ CASES: dict[str, Case] = {
         "quic",
         make_quic,
         missing=absent("nexar.transport.quic.transport"),
-        claims_address=False,
+        address_is_exclusive=False,
         silent_address=partial(silent_port, kind=socket.SOCK_DGRAM),
-        silent_place=partial(silent_host, kind=socket.SOCK_DGRAM),
+        unresponsive_host=partial(silent_host, kind=socket.SOCK_DGRAM),
         raw_socket=open_datagram_socket,
     ),
     "tls": on_tcp("tls", make_tls),
-    "tcp": on_tcp("tcp", make_tcp),
+    "tcp": replace(on_tcp("tcp", make_tcp), forms_clusters=False),
     "memory": Case(
         "memory",
         make_memory,
         listen=lambda _: "memory:0",
         between_processes=False,
-        shows_certificates=False,
+        has_certificates=False,
         dead_address=lambda _: "memory:nowhere",
         silent_address=silent_memory,
     ),

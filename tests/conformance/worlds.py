@@ -16,11 +16,12 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.security.invitation import parse_ticket
-from nexar.testing.transports import why_unavailable
 from nexar.topology import degree_of
+from nexar_tools.transports import why_unavailable
+from tests.conformance.transports import CASES
 from tests.ranks import on_every
 
-SCHEMES = ("memory", "shm", "tls", "quic")
+SCHEMES = tuple(name for name, case in CASES.items() if case.forms_clusters)
 TOPOLOGY = os.environ.get("NEXAR_TOPOLOGY") or "full_mesh"
 SIDECAR: dict[str, object] = (
     {"enable_tcp_bulk_sidecar": value == "true"} if (value := os.environ.get("NEXAR_ENABLE_TCP_BULK_SIDECAR")) else {}

@@ -7,16 +7,16 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from tests.conformance.worlds import ranks_over
 from tests.devices.verbs import SIZE
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 
 @pytest.fixture(params=["memory", "shm"])
 def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
-    with ranks_over(request.param, SIZE, collective_timeout=PATIENCE) as made:
+    with ranks_over(request.param, SIZE, collective_timeout=EVENT_TIMEOUT) as made:
         yield made
 
 
 @pytest.fixture
 def pair() -> Iterator[list[Communicator]]:
-    with ranks_over("memory", 2, collective_timeout=PATIENCE) as made:
+    with ranks_over("memory", 2, collective_timeout=EVENT_TIMEOUT) as made:
         yield made

@@ -1,4 +1,4 @@
-"""The processes of a siege: `seed SIZE SETTINGS` opens a door, `nodes` forms with it. Both obey lines on their standard
+"""The processes of a siege: `seed SIZE SETTINGS` opens a seed, `nodes` forms with it. Both obey lines on their standard
 input and answer each with one line of JSON.
 """
 
@@ -16,7 +16,7 @@ def say(answer: object) -> None:
 
 
 def attend(size: int, settings: dict[str, Any]) -> None:
-    """Each line: say what has happened at the door, from that number on. All of it is kept here: the seed's own events
+    """Each line: say what has happened at the seed, from that number on. All of it is kept here: the seed's own events
     are the newest, and noise makes many.
     """
     notes: list[Any] = []

@@ -1,4 +1,4 @@
-"""A seed in a process of its own, four honest nodes in another, and strangers in this one."""
+"""A seed in a process of its own, four honest nodes in another, and unauthenticated peers in this one."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from nexar.cluster.seed import SeedService
 from nexar.security.invitation import Invitation, parse_ticket
 from nexar.transport.address import parse_address
-from tests.cluster.joiners import PATIENCE, Knocker, Line
+from tests.cluster.joiners import EVENT_TIMEOUT, JoinDialer, Line
 
 _MAIN = Path(__file__).with_name("attack_main.py")
 SIZE = 4
@@ -44,9 +44,9 @@ class Process:
     def ask(self, line: str) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
-        return self.hear()
+        return self.receive()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"{_MAIN.stem} ended"
@@ -54,14 +54,14 @@ class Process:
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(PATIENCE)
+        self._process.wait(EVENT_TIMEOUT)
 
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(EVENT_TIMEOUT)
         finally:
             if self._process.poll() is None:
                 self.kill()
@@ -78,13 +78,13 @@ def process(*arguments: str) -> Iterator[Process]:
 
 
 class Siege:
-    """Everybody is in place: the seed listens, the honest wait for the word. `ticket` and `address` as of a Seed."""
+    """Everybody is in place: the seed listens, the honest wait for the signal. `ticket` and `address` as of a Seed."""
 
     def __init__(self, seed: Process, nodes: Process) -> None:
         self._seed = seed
         self._nodes = nodes
-        opened = seed.hear()
-        assert nodes.hear() == "ready"
+        opened = seed.receive()
+        assert nodes.receive() == "ready"
         self.ticket: str = opened["ticket"]
         self.address: str = opened["address"]
         self.invitation: Invitation = parse_ticket(self.ticket)
@@ -95,19 +95,19 @@ class Siege:
         self.started = 0
 
     def start(self, count: int = SIZE) -> None:
-        """Let so many more of the honest knock."""
+        """Let so many more of the honest dial."""
         if not count:
             return
         self._begin = self._begin or time.monotonic()
         self._nodes.ask(f"{count} {self.ticket}")
         self.started += count
 
-    def knock(self, knocker: Knocker, node: int, invitation: Invitation | None = None) -> Line:
-        """A line of a guest that may misbehave."""
-        return knocker.knock(cast(SeedService, self), node, invitation)
+    def dial(self, dialer: JoinDialer, node: int, invitation: Invitation | None = None) -> Line:
+        """A line of a joiner that may misbehave."""
+        return dialer.dial(cast(SeedService, self), node, invitation)
 
     def end(self) -> float:
-        """Until the honest have formed, met and parted: seconds since the first of them knocked."""
+        """Until the honest have formed, met and parted: seconds since the first of them dialed."""
         faults, _ = self._nodes.ask("wait")
         assert not faults, (faults, self.events)
         return time.monotonic() - self._begin
@@ -119,7 +119,7 @@ class Siege:
 
     def await_events(self, kind: str, pattern: str, count: int = 1) -> list[Noted]:
         """Until so many have been noted."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + EVENT_TIMEOUT
         while len(found := self.noted(kind, pattern)) < count:
             assert time.monotonic() < deadline, (kind, pattern, len(found), self.events[-30:])
             time.sleep(0.02)

@@ -1,5 +1,5 @@
 """A rank of a flood test: `TICKET`. It says where it can be reached over QUIC, and talks to the other rank until both
-were told to stop. Each line on the standard input is answered by figures; `stop` ends it.
+were asked to stop. Each line on the standard input is answered by figures; `stop` ends it.
 """
 
 import json
@@ -15,7 +15,7 @@ MESSAGE_BYTES = 1 << 16
 
 
 def talk(comm: nexar.Communicator, stop: threading.Event, seconds: list[float]) -> None:
-    """All-reduce until both ranks have been told to stop."""
+    """All-reduce until both ranks have been asked to stop."""
     data = np.ones(MESSAGE_BYTES // 4, np.float32)
     while True:
         wanted = np.array([0 if stop.is_set() else 1], np.int32)

@@ -11,11 +11,11 @@ from nexar.links.matching import Matching
 from nexar.links.messages import Receive
 from nexar.security.authority import Authority
 from nexar.security.certificates import Trust
-from nexar.testing.bare_nodes import RawNode
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.wire.control import Ping
 from nexar.wire.control import encode as encode_message
 from nexar.wire.frame import Frame, FrameKind, Lane, Space, encode
+from nexar_tools.bare_nodes import RawNode
 from tests.processes.talk import TalkingNode, await_that, post, receive, say
 
 VICTIM, FRIEND, HOSTILE = 1, 2, 66
@@ -24,7 +24,7 @@ TAG = 7
 
 
 class Ears:
-    """What the hostile side hears."""
+    """What the hostile side receives."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -57,7 +57,7 @@ class Scene:
 
     @contextmanager
     def attack(self) -> Iterator[tuple[Carrier, Ears]]:
-        """A hostile connection; at the end it is gone, and the victim has been told."""
+        """A hostile connection; at the end it is gone, and the victim has been notified."""
         self.generation += 1
         self.matching = self.victim.router.open(COMMUNICATOR, self.generation)
         ears, losses = Ears(), len(self.victim.losses)
@@ -72,9 +72,9 @@ class Scene:
         """Until the victim has answered a ping or thrown us out; who waits for the rest of a frame does neither."""
         ping = encode_message(Ping(1))
         send(carrier, self.frame(FrameKind.CONTROL, length=len(ping), body=len(ping)), ping)  # behind the data
-        heard = sum(frame.kind == FrameKind.CONTROL for frame in ears.frames)
+        received = sum(frame.kind == FrameKind.CONTROL for frame in ears.frames)
         with suppress(TimeoutError):
-            answered = partial(_more_than, heard, ears)
+            answered = partial(_more_than, received, ears)
             self.hostile.drive(answered, 0.05)
 
     def frame(self, kind: FrameKind, **fields: int) -> Frame:
@@ -118,8 +118,8 @@ class Scene:
         self.victim.close()
 
 
-def _more_than(heard: int, ears: Ears) -> bool:
-    return ears.ended or sum(frame.kind == FrameKind.CONTROL for frame in ears.frames) > heard
+def _more_than(received: int, ears: Ears) -> bool:
+    return ears.ended or sum(frame.kind == FrameKind.CONTROL for frame in ears.frames) > received
 
 
 def send(carrier: Carrier, frame: Frame, body: bytes = b"") -> bool:

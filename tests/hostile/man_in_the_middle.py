@@ -14,7 +14,7 @@ from nexar.security.certificates import Trust
 from nexar.security.tls import server_context
 from nexar.transport.address import format_address, parse_address
 from nexar.wire.frame import HEADER_BYTES, FrameKind, decode
-from tests.cluster.joiners import PATIENCE
+from tests.cluster.joiners import EVENT_TIMEOUT
 from tests.hostile.unauthenticated_peers import connect_quic, connect_tls
 
 Way: TypeAlias = Literal["worker", "seed"]
@@ -90,7 +90,7 @@ class TlsMiddle(Middle):
                     self.start(self._serve, self._listening.accept()[0])
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(EVENT_TIMEOUT)
         with contextlib.ExitStack() as stack:
             stack.enter_context(connection)
             try:

@@ -17,14 +17,14 @@ from nexar.security.certificates import Credentials, Trust, fingerprint
 from nexar.transport.base import Carrier, CarrierLost, Expected
 from nexar.wire.frame import Frame
 
-PATIENCE = 20.0
+EVENT_TIMEOUT = 20.0
 CLUSTER = "ours"
 HONEST, OTHER = 0, 1
 """Their ranks."""
 
 
 def soon() -> float:
-    return time.monotonic() + PATIENCE
+    return time.monotonic() + EVENT_TIMEOUT
 
 
 def certified(

@@ -34,7 +34,7 @@ PACKET_BYTES = 1200
 """Of QUIC: probing for larger ones would cost the attacker more than the seed."""
 MAX_STREAMS = 4
 """Of QUIC, that the seed may open: room for each of them would be made with every dial."""
-QUIC_PATIENCE = 3.0
+QUIC_TIMEOUT = 3.0
 """Seconds after which a dial is given up."""
 
 
@@ -149,7 +149,7 @@ class QuicTalkers:
         endpoint = self._endpoints[self.begun % len(self._endpoints)]
         self.begun += 1
         dial = endpoint.post_connect(self._place, "whoever.there.nexar", verify=False, anonymous=True)
-        self._dials.append((time.monotonic() + QUIC_PATIENCE, dial))
+        self._dials.append((time.monotonic() + QUIC_TIMEOUT, dial))
 
     def _is_over(self, deadline: float, dial: Any) -> bool:
         if not dial.done:

@@ -1,13 +1,14 @@
 """A path with latency on loopback: TCP and UDP are passed on late, from an address of their own."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Place = tuple[str, int]
 _SOURCE = "127.0.0.50"
-_PATIENCE = 60.0
+_EVENT_TIMEOUT = 60.0
 
 
 class _Flow(asyncio.DatagramProtocol):
@@ -32,13 +33,21 @@ class SlowPath:
         self._ahead: dict[Place, asyncio.DatagramTransport] = {}  # by the address of who sends on it
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.place: Place = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(_PATIENCE)
+        self.place: Place = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(_EVENT_TIMEOUT)
 
     async def _open(self) -> Place:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        place: Place = self._server.sockets[0].getsockname()
-        self._behind, _ = await self._bind_udp(place, self._send_ahead)
-        return place
+        """Listen at one port of TCP and UDP. A port that is free for TCP may be in use for UDP: then take another."""
+        while True:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+            place: Place = self._server.sockets[0].getsockname()
+            try:
+                self._behind, _ = await self._bind_udp(place, self._send_ahead)
+            except OSError as error:
+                self._server.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return place
 
     async def _bind_udp(
         self, place: Place, pass_on: Callable[[bytes, Place], None]
@@ -82,7 +91,7 @@ class SlowPath:
         self._loop.call_later(self._delay, sink.close)
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_PATIENCE)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_EVENT_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -4,13 +4,22 @@ import pytest
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from nexar.cluster.membership import Change, Member, Membership, MembershipError, decode_member, encode_member
+from nexar.cluster.membership import (
+    Change,
+    Member,
+    Membership,
+    MembershipError,
+    decode_member,
+    decode_membership,
+    encode_member,
+    encode_membership,
+)
 from nexar.cluster.seed import SeedService
 from nexar.errors import UsageError
 from nexar.transport.address import parse_address
 from nexar.wire.control import Chosen
 from nexar.wire.join import JoinRefusedMessage, JoinRequest, SeedPaxosMessage, Welcome
-from tests.cluster.joiners import knocking
+from tests.cluster.joiners import join_dialer
 from tests.hostile.test_members_among_members import World as MemberWorld
 from tests.hostile.test_members_at_the_seed import HERE, SIZE, World
 
@@ -49,34 +58,34 @@ def test_a_member_or_membership_with_such_an_address_is_none(address: str) -> No
     with pytest.raises(MembershipError, match="cannot be dialed"):
         decode_member(encode_member(member))
     with pytest.raises(MembershipError, match="cannot be dialed"):
-        Membership.decode(Membership("ours", 1, (member,)).encode())
+        decode_membership(encode_membership(Membership("ours", 1, (member,))))
 
 
 @pytest.mark.parametrize("scheme", ["tls", "quic"])
 @pytest.mark.parametrize("address", BAD)
 def test_a_candidate_with_such_an_address_is_refused_by_name(scheme: str, address: str) -> None:
-    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
-        line = knocker.knock(seed, 7)
+    with SeedService(HERE, 1, transports=("tls",)) as seed, join_dialer("tls") as dialer:
+        line = dialer.dial(seed, 7)
         line.send(_telling(line.application(line.prove(line.greet())), {scheme: (address,)}))
-        reason = line.hear(JoinRefusedMessage).reason
+        reason = line.receive(JoinRefusedMessage).reason
         assert scheme in reason
         assert "NEXAR_ADVERTISE" in reason
-        honest = knocker.knock(seed, 8)
+        honest = dialer.dial(seed, 8)
         honest.join()
-        assert honest.hear_membership().size == 1
+        assert honest.receive_membership().size == 1
 
 
 def test_a_transport_of_its_own_form_may_have_any_address() -> None:
-    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
-        line = knocker.knock(seed, 7)
-        told = {"paper": ("pigeon 7",), "tls": ("10.0.0.1:1",)}
-        line.send(_telling(line.application(line.prove(line.greet())), told))
-        line.hear(Welcome)
+    with SeedService(HERE, 1, transports=("tls",)) as seed, join_dialer("tls") as dialer:
+        line = dialer.dial(seed, 7)
+        reported = {"paper": ("pigeon 7",), "tls": ("10.0.0.1:1",)}
+        line.send(_telling(line.application(line.prove(line.greet())), reported))
+        line.receive(Welcome)
 
 
 def test_a_change_with_such_a_joiner_is_followed_by_no_seed() -> None:
-    with SeedService(HERE, SIZE, transports=("tls",)) as seed, knocking("tls") as knocker:
-        world = World(seed, knocker)
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed, join_dialer("tls") as dialer:
+        world = World(seed, dialer)
         for number, address in enumerate(BAD, 1):
             world.hostile.send(
                 SeedPaxosMessage(msgpack.encode(Chosen((0, 1, 0), Change(2, joined=(_joiner(address),)).encode())))

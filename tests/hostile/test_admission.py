@@ -1,4 +1,4 @@
-"""Whatever happens at the door, in whatever order: the laws of admission hold, and strangers change nothing."""
+"""Whatever happens at the seed, in any order: the laws of admission hold; unauthenticated peers change nothing."""
 
 from collections.abc import Sequence
 
@@ -27,9 +27,19 @@ from nexar.cluster.decisions.admission_events import (
     RefuseConnection,
     SendChallenge,
 )
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Membership, decode_membership, encode_membership, pin_of
 from nexar.wire.join import MAX_REFUSALS, JoinRequest, ReserveRanks
-from tests.unit.cluster.decisions.admission_scene import PROOF, SEED, Door, a_door, application, ends, every, hello, key
+from tests.unit.cluster.decisions.admission_scene import (
+    PROOF,
+    SEED,
+    AdmissionScene,
+    an_admission,
+    application,
+    ends,
+    every,
+    hello,
+    key,
+)
 
 MAX_PENDING = 3
 nodes = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 0, SEED.node])
@@ -59,9 +69,9 @@ single: st.SearchStrategy[list[AdmissionEvent]] = st.one_of(
 
 
 def _joins(connection: int, node: int, asked: JoinRequest, proof: bool, shown: bytes) -> list[AdmissionEvent]:
-    knock = ConnectionOpened(connection, f"10.0.0.1:{connection}")
+    dial = ConnectionOpened(connection, f"10.0.0.1:{connection}")
     return [
-        knock,
+        dial,
         HelloReceived(connection, hello(node)),
         JoinRequested(connection, asked, proof, shown),
         JoinerReady(connection),
@@ -69,8 +79,8 @@ def _joins(connection: int, node: int, asked: JoinRequest, proof: bool, shown: b
 
 
 def _reserves(connection: int, node: int, asked: ReserveRanks, shown: bytes) -> list[AdmissionEvent]:
-    knock = ConnectionOpened(connection, f"10.0.0.1:{connection}")
-    return [knock, HelloReceived(connection, hello(node, "launcher")), RanksRequested(connection, asked, True, shown)]
+    dial = ConnectionOpened(connection, f"10.0.0.1:{connection}")
+    return [dial, HelloReceived(connection, hello(node, "launcher")), RanksRequested(connection, asked, True, shown)]
 
 
 whole = st.builds(_joins, connections, nodes, applications, proofs, keys)
@@ -81,25 +91,25 @@ stories = st.lists(
 
 
 class Witness:
-    """Watches a door and holds it to the laws."""
+    """Watches an Admission and holds it to the laws."""
 
     def __init__(self, machine: Admission) -> None:
-        self.door = Door(machine)
+        self.admission = AdmissionScene(machine)
         self.open: set[int] = set()
         self.challenged: set[int] = set()
         self.admitted: dict[int, tuple[int, JoinRequested | RanksRequested]] = {}
         self.numbers: dict[int, int] = {}  # a connection of the story is used again; the machine sees a new number
         self.fresh = iter(range(10_000))
 
-    def tell(self, event: AdmissionEvent) -> None:
+    def feed(self, event: AdmissionEvent) -> None:
         event = self._renumbered(event)
-        actions = self.door.tell(event)
+        actions = self.admission.feed(event)
         self._check_ends(event, actions)
         for action in actions:
             self._check(event, action)
-        assert self.door.machine.pending == len(self.open - set(self.admitted)) <= MAX_PENDING
-        assert self.door.machine.joined == len(self._admitted("candidate"))
-        assert len(self.door.machine.refused) <= MAX_REFUSALS
+        assert self.admission.machine.pending == len(self.open - set(self.admitted)) <= MAX_PENDING
+        assert self.admission.machine.joined == len(self._admitted("candidate"))
+        assert len(self.admission.machine.refused) <= MAX_REFUSALS
         self._check_due()
 
     def _admitted(self, role: str) -> list[int]:
@@ -152,10 +162,10 @@ class Witness:
 
     def _check_pins(self, membership: Membership) -> None:
         for node, asked in self.admitted.values():
-            assert membership.pin(node) == asked.fingerprint
+            assert pin_of(membership, node) == asked.fingerprint
 
     def check_first_commit(self, commit: CommitMembership) -> None:
-        """The moment everybody is there: everybody is in, with the rank it asked for, and told."""
+        """The moment everybody is there: everybody is in, with the rank it asked for, and notified."""
         assert sorted(commit.connections) == sorted(self.admitted)
         assert sorted(member.node for member in commit.membership.members) == sorted(self._admitted("candidate"))
         assert [each.node for each in commit.membership.attendants] == self._admitted("launcher")
@@ -164,51 +174,51 @@ class Witness:
                 assert commit.membership.rank_of(node) == asked.application.rank
 
     def _check_due(self) -> None:
-        due = self.door.machine.due(self.door.now)
-        assert due is None or due >= self.door.now
+        due = self.admission.machine.due(self.admission.now)
+        assert due is None or due >= self.admission.now
 
     def run(self, story: Sequence[tuple[list[AdmissionEvent], float]]) -> None:
         for events, pause in story:
-            self.door.now += pause
+            self.admission.now += pause
             for event in events:
-                self.tell(event)
+                self.feed(event)
 
 
 @given(st.integers(1, 4), stories)
 def test_the_laws_hold_whatever_happens(size: int, story: list[tuple[list[AdmissionEvent], float]]) -> None:
-    witness = Witness(a_door(size, timeout=40.0, max_pending=MAX_PENDING).machine)
+    witness = Witness(an_admission(size, timeout=40.0, max_pending=MAX_PENDING).machine)
     committed: CommitMembership | None = None
     for events, pause in story:
-        witness.door.now += pause
+        witness.admission.now += pause
         for event in events:
-            known = len(witness.door.actions)
-            witness.tell(event)
-            commits = every(witness.door.actions[known:], CommitMembership)
+            known = len(witness.admission.actions)
+            witness.feed(event)
+            commits = every(witness.admission.actions[known:], CommitMembership)
             if committed is None and commits:
                 committed = commits[0]
                 witness.check_first_commit(committed)
             elif committed is not None:
                 assert all(each.membership is committed.membership for each in commits)
                 assert all(len(each.connections) == 1 for each in commits)
-            assert (committed is None) == (witness.door.machine.membership is None)
-            assert committed is not None or witness.door.machine.joined <= size  # all in, but not all ready
-    assert len(every(witness.door.actions, FailFormation)) <= (committed is None)
+            assert (committed is None) == (witness.admission.machine.membership is None)
+            assert committed is not None or witness.admission.machine.joined <= size  # all in, but not all ready
+    assert len(every(witness.admission.actions, FailFormation)) <= (committed is None)
     if committed is not None:
         assert committed.membership.size == size
-        assert Membership.decode(committed.membership.encode()) == committed.membership
+        assert decode_membership(encode_membership(committed.membership)) == committed.membership
 
 
 @given(st.integers(1, 3), stories)
 def test_the_laws_hold_for_a_seed_that_was_started_again(
     size: int, story: list[tuple[list[AdmissionEvent], float]]
 ) -> None:
-    before = a_door(size, seed=SEED)
+    before = an_admission(size, seed=SEED)
     for node in range(1, size + 1):
         before.join(node, fingerprint=key(1))
     assert before.machine.membership is not None
     witness = Witness(Admission.resumed(before.machine.membership, limits=AdmissionLimits(max_pending=MAX_PENDING)))
     witness.run(story)
-    for commit in every(witness.door.actions, CommitMembership):
+    for commit in every(witness.admission.actions, CommitMembership):
         assert commit.membership is before.machine.membership
         assert len(commit.connections) == 1
 
@@ -240,8 +250,8 @@ def _is_below(action: AdmissionAction, kinds: tuple[type, ...]) -> bool:
 
 
 @given(st.data())
-def test_nothing_a_stranger_does_changes_what_honest_ones_get(data: st.DataObject) -> None:
-    alone, crowded = a_door(3, max_pending=MAX_PENDING), a_door(3, max_pending=MAX_PENDING)
+def test_nothing_an_unauthenticated_peer_does_changes_what_honest_ones_get(data: st.DataObject) -> None:
+    alone, crowded = an_admission(3, max_pending=MAX_PENDING), an_admission(3, max_pending=MAX_PENDING)
     seen: set[int] = set()
 
     def disturb() -> None:
@@ -250,19 +260,19 @@ def test_nothing_a_stranger_does_changes_what_honest_ones_get(data: st.DataObjec
                 continue
             if isinstance(event, ConnectionOpened):
                 seen.add(event.connection)
-            crowded.tell(event)
+            crowded.feed(event)
 
     for node in (1, 2, 3):
         asked = application(data.draw(st.sampled_from("ab")), data.draw(st.sampled_from([None, None, 0, 1])))
         alone.greet(node)
-        alone.tell(JoinRequested(node, asked, True, key(node)), JoinerReady(node))
+        alone.feed(JoinRequested(node, asked, True, key(node)), JoinerReady(node))
         disturb()
         crowded.greet(node)
         for silent in range(1000 * node, 1000 * node + 2 * MAX_PENDING):
-            crowded.tell(ConnectionOpened(silent, "10.6.6.6:2"))  # while the honest one computes its proof
-        crowded.tell(JoinRequested(node, asked, True, key(node)))
+            crowded.feed(ConnectionOpened(silent, "10.6.6.6:2"))  # while the honest one computes its proof
+        crowded.feed(JoinRequested(node, asked, True, key(node)))
         disturb()
-        crowded.tell(JoinerReady(node))
+        crowded.feed(JoinerReady(node))
         disturb()
     assert _honest(crowded.actions) == _honest(alone.actions)
     assert crowded.machine.membership == alone.machine.membership

@@ -1,4 +1,4 @@
-"""Words are lost, repeated and delivered in any order, proposers compete and vanish: never two values, and in the end
+"""Messages are lost, repeated and reordered, proposers compete and vanish: never two values, and in the end
 one.
 """
 
@@ -19,13 +19,13 @@ steps = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1000)), max_si
 
 @dataclass
 class Bag:
-    """Everybody, and the words that are under way, in no order."""
+    """Everybody, and the messages that are under way, in no order."""
 
     size: int
     moody: bool
     """Judges refuse, or take their time, as they like."""
     now: float = 0.0
-    words: list[tuple[int, SendMessage]] = field(default_factory=list)
+    messages: list[tuple[int, SendMessage]] = field(default_factory=list)
     chosen: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -41,11 +41,11 @@ class Bag:
 
     def take(self, what: str, which: int) -> None:
         node = 1 + which % self.size
-        if what in ("deliver", "repeat", "lose") and self.words:
-            place = which % len(self.words)
-            sender, say = self.words[place]
+        if what in ("deliver", "repeat", "lose") and self.messages:
+            place = which % len(self.messages)
+            sender, say = self.messages[place]
             if what != "repeat":
-                del self.words[place]
+                del self.messages[place]
             if what != "lose":
                 self._said(say.node, self.nodes[say.node].receive(sender, say.message, self.now, self.judge))
         elif what == "propose":
@@ -58,7 +58,7 @@ class Bag:
             self.nodes[node] = self._made(node, Vote.decode(self.nodes[node].vote.encode()))
 
     def _said(self, node: int, says: list[SendMessage]) -> None:
-        self.words += [(node, say) for say in says]
+        self.messages += [(node, say) for say in says]
         self.chosen |= {each.chosen for each in self.nodes.values() if each.chosen is not None}
         assert len(self.chosen) <= 1
 
@@ -70,12 +70,12 @@ class Bag:
             self.now += 1.0
             self._said(node, self.nodes[node].propose(b"value of %d" % node, self.now))
             self._said(node, self.nodes[node].tick(self.now))
-            while self.words:
+            while self.messages:
                 self.take("deliver", 0)
 
 
 @given(st.integers(1, 7), st.booleans(), steps)
-def test_one_value_is_chosen_whatever_happens_to_the_words(
+def test_one_value_is_chosen_whatever_happens_to_the_messages(
     size: int, moody: bool, story: list[tuple[str, int]]
 ) -> None:
     bag = Bag(size, moody)
@@ -88,7 +88,7 @@ def test_one_value_is_chosen_whatever_happens_to_the_words(
 
 @given(st.sampled_from([3, 3, 4, 5, 7]), st.booleans(), st.integers(0, 2**32))
 def test_nor_does_a_long_story_end_otherwise(size: int, moody: bool, chance: int) -> None:
-    """Chance alone finds more of them than the shortest story that can be told."""
+    """Chance alone finds more of them than the shortest one that was written by hand."""
     bag, random = Bag(size, moody), Random(chance)
     for _ in range(200):
         bag.take(random.choice(KINDS), random.randrange(1000))

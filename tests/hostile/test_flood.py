@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nexar.transport.address import parse_address
-from tests.cluster.joiners import PATIENCE
+from tests.cluster.joiners import EVENT_TIMEOUT
 from tests.hostile.attack_scene import process
 from tests.hostile.first_packets_main import PACKET_BYTES
 from tests.hostile.unauthenticated_peers import has_quic
@@ -36,7 +36,7 @@ class Rank:
         command = [sys.executable, str(HERE / "flood_main.py"), ticket]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
@@ -47,13 +47,13 @@ class Rank:
     def figures(self) -> dict[str, float]:
         """Of what it did since it was last asked."""
         self.say("")
-        found: dict[str, float] = self.hear()
+        found: dict[str, float] = self.receive()
         return found
 
     def await_calls(self, count: int) -> None:
-        deadline, calls = time.monotonic() + PATIENCE, 0.0
+        deadline, calls = time.monotonic() + EVENT_TIMEOUT, 0.0
         while calls < count:
-            assert time.monotonic() < deadline, f"{calls} calls in {PATIENCE} s"
+            assert time.monotonic() < deadline, f"{calls} calls in {EVENT_TIMEOUT} s"
             calls += self.figures()["calls"]
             time.sleep(0.01)
 
@@ -76,7 +76,7 @@ def resident(pid: int, what: str = "VmRSS") -> int:
 
 def first_packets(count: int) -> list[bytes]:
     command = [sys.executable, str(HERE / "first_packets_main.py"), str(count)]
-    made = subprocess.run(command, capture_output=True, check=True, timeout=3 * PATIENCE).stdout
+    made = subprocess.run(command, capture_output=True, check=True, timeout=3 * EVENT_TIMEOUT).stdout
     assert len(made) == count * PACKET_BYTES
     return [made[start : start + PACKET_BYTES] for start in range(0, len(made), PACKET_BYTES)]
 
@@ -97,9 +97,9 @@ def flood(place: tuple[str, int], packets: list[bytes]) -> None:
 def test_ten_thousand_unfinished_handshakes_cost_little_and_disturb_no_member(record_property: Record) -> None:
     packets = first_packets(PACKETS)
     with process("seed", "2", "{}") as seed, ExitStack() as stack:
-        opened = seed.hear()
+        opened = seed.receive()
         ranks = [stack.enter_context(rank(opened["ticket"])) for _ in range(2)]
-        address, _ = [each.hear() for each in ranks]
+        address, _ = [each.receive() for each in ranks]
         place = parse_address(address)
         ranks[0].await_calls(100)
         pids = {"rank": ranks[0].process.pid, "seed": seed.pid}
@@ -112,7 +112,7 @@ def test_ten_thousand_unfinished_handshakes_cost_little_and_disturb_no_member(re
         grown = {name: resident(pid, "VmHWM") - before[name] for name, pid in pids.items()}
         for each in ranks:
             each.say("stop")
-        assert [each.process.wait(PATIENCE) for each in ranks] == [0, 0]
+        assert [each.process.wait(EVENT_TIMEOUT) for each in ranks] == [0, 0]
     measured(record_property, packets=2 * len(packets), calls=during["calls"])
     measured(record_property, longest_s=round(during["longest_s"], 3), longest_before_s=round(normal["longest_s"], 3))
     measured(record_property, **{f"{name}_grown_mb": round(size / MIB, 1) for name, size in grown.items()})

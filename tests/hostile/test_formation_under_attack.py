@@ -1,4 +1,4 @@
-"""Four honest nodes form a cluster while strangers do their worst: as fast as otherwise, all of it noted, and the seed
+"""Four honest nodes form a cluster while others attack: as fast as otherwise, all of it noted, and the seed
 grows by little. Everybody is in a process of its own; the figures are in the test's record.
 """
 
@@ -21,7 +21,7 @@ from nexar.transport.sleeper import PollSleeper
 from nexar.types import UNKNOWN_NODE
 from nexar.wire.frame import Frame, FrameKind, Lane, encode
 from nexar.wire.join import JoinRefusedMessage
-from tests.cluster.joiners import PATIENCE, Knocker, knocking
+from tests.cluster.joiners import EVENT_TIMEOUT, JoinDialer, join_dialer
 from tests.hostile.attack_scene import Siege, besieged, process
 from tests.hostile.unauthenticated_peers import (
     connect_quic,
@@ -39,7 +39,7 @@ ALLOWED_DELAY = 3.0
 ALLOWED_GROWTH = 32 * MIB
 SILENT = 200
 AUTH_TIMEOUT = 4.0
-"""Seconds that a stranger has, in these tests: they wait for what is noted of the silent ones."""
+"""Seconds that an unauthenticated peer has, in these tests: they wait for what is noted of the silent ones."""
 HUGE = (1 << 32) - 1
 """The most that a header can claim."""
 
@@ -77,9 +77,9 @@ def schemes() -> list[str]:
 
 
 @pytest.fixture
-def knockers() -> Iterator[list[Knocker]]:
+def dialers() -> Iterator[list[JoinDialer]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(knocking(scheme)) for scheme in schemes()]
+        yield [stack.enter_context(join_dialer(scheme)) for scheme in schemes()]
 
 
 def same_address(events: list[Any]) -> bool:
@@ -129,7 +129,9 @@ def show_foreign_certificates(siege: Siege, count: int) -> None:
         for _ in range(count):
             with pytest.raises(ConnectRefused):
                 transport.connect(
-                    siege.address, Expected(UNKNOWN_NODE, siege.invitation.fingerprint), time.monotonic() + PATIENCE
+                    siege.address,
+                    Expected(UNKNOWN_NODE, siege.invitation.fingerprint),
+                    time.monotonic() + EVENT_TIMEOUT,
                 )
     finally:
         transport.close()
@@ -157,7 +159,7 @@ def test_c_clients_with_a_foreign_certificate(siege: Siege, normal: float, recor
         assert same_address(siege.await_events("refused", "UnknownIssuer", 10))
 
 
-def knock_with_wrong_secrets(siege: Siege) -> None:
+def dial_with_wrong_secrets(siege: Siege) -> None:
     """As an honest node that was given the wrong string: it finds out by itself, before it says anything."""
     wrong = Invitation((siege.address,), bytes(range(32)), siege.invitation.fingerprint)
     with pytest.raises(SeedUnreachable, match="cannot prove that it knows the secret"):
@@ -169,49 +171,49 @@ def knock_with_wrong_secrets(siege: Siege) -> None:
         nexar.init(config)
 
 
-def apply_with_wrong_secret(siege: Siege, knocker: Knocker) -> None:
-    line = siege.knock(knocker, 7, Invitation((siege.address,), bytes(32)))
+def apply_with_wrong_secret(siege: Siege, dialer: JoinDialer) -> None:
+    line = siege.dial(dialer, 7, Invitation((siege.address,), bytes(32)))
     line.hello()
-    line.heard.get(timeout=PATIENCE)
+    line.received.get(timeout=EVENT_TIMEOUT)
     line.send(line.application(bytes(32)))
-    assert "does not match" in line.hear(JoinRefusedMessage).reason
+    assert "does not match" in line.receive(JoinRefusedMessage).reason
 
 
-def replay(siege: Siege, knocker: Knocker) -> None:
+def replay(siege: Siege, dialer: JoinDialer) -> None:
     """Say again, on another line, what an honest candidate said; and twice on one line."""
-    heard, again = siege.knock(knocker, 70), siege.knock(knocker, 70)
-    application = heard.application(heard.prove(heard.greet()))
-    heard.carrier.abort("it is only overheard")
-    again.nonce, again.key = heard.nonce, heard.key
+    received, again = siege.dial(dialer, 70), siege.dial(dialer, 70)
+    application = received.application(received.prove(received.greet()))
+    received.carrier.abort("it is only overheard")
+    again.nonce, again.key = received.nonce, received.key
     again.greet()
     again.send(application)
-    assert "does not match" in again.hear(JoinRefusedMessage).reason
-    twice = siege.knock(knocker, 71)
+    assert "does not match" in again.receive(JoinRefusedMessage).reason
+    twice = siege.dial(dialer, 71)
     twice.greet()
     twice.hello()
-    assert "not a join message" in twice.hear(JoinRefusedMessage).reason
+    assert "not a join message" in twice.receive(JoinRefusedMessage).reason
 
 
 def test_d_wrong_tickets_wrong_tokens_and_replays(
-    siege: Siege, normal: float, record_property: Record, knockers: list[Knocker]
+    siege: Siege, normal: float, record_property: Record, dialers: list[JoinDialer]
 ) -> None:
     siege.start(3)
-    knock_with_wrong_secrets(siege)
-    for knocker in knockers:
-        apply_with_wrong_secret(siege, knocker)
-        replay(siege, knocker)
+    dial_with_wrong_secrets(siege)
+    for dialer in dialers:
+        apply_with_wrong_secret(siege, dialer)
+        replay(siege, dialer)
     form(siege, normal, record_property)
-    assert same_address(siege.await_events("refused", "does not match this cluster", 2 * len(knockers)))
-    assert same_address(siege.await_events("refused", "not a join message", len(knockers)))
+    assert same_address(siege.await_events("refused", "does not match this cluster", 2 * len(dialers)))
+    assert same_address(siege.await_events("refused", "not a join message", len(dialers)))
 
 
-def claim_huge_hellos(siege: Siege, knockers: list[Knocker]) -> None:
+def claim_huge_hellos(siege: Siege, dialers: list[JoinDialer]) -> None:
     header = encode(Frame(kind=FrameKind.CONTROL, body=HUGE, length=HUGE))
-    for knocker in knockers:
-        line = siege.knock(knocker, 7)
+    for dialer in dialers:
+        line = siege.dial(dialer, 7)
         with suppress(CarrierLost):
             line.carrier.send_frame(Lane.CONTROL, 0, header, bytes(1000))
-        line.hear_end()
+        line.receive_end()
     with connect_tls(siege.place) as tls:  # the hello of the transport, which comes before that of the join line
         tls.sendall(encode(Frame(kind=FrameKind.HELLO, body=HUGE)) + bytes(1000))
         with suppress(OSError):
@@ -220,35 +222,35 @@ def claim_huge_hellos(siege: Siege, knockers: list[Knocker]) -> None:
 
 
 def test_e_hellos_of_four_gigabytes(
-    siege: Siege, normal: float, record_property: Record, knockers: list[Knocker]
+    siege: Siege, normal: float, record_property: Record, dialers: list[JoinDialer]
 ) -> None:
     siege.start(3)
-    claim_huge_hellos(siege, knockers)
+    claim_huge_hellos(siege, dialers)
     form(siege, normal, record_property)
-    assert same_address(siege.await_events("refused", str(HUGE), len(knockers) + 1))
+    assert same_address(siege.await_events("refused", str(HUGE), len(dialers) + 1))
 
 
-def join_again_as_those_who_are_in(siege: Siege, knockers: list[Knocker], count: int) -> None:
+def join_again_as_those_who_are_in(siege: Siege, dialers: list[JoinDialer], count: int) -> None:
     admitted = siege.await_events("admitted", "", count + len(siege.noted("gone", "")))
     for number, known in enumerate(admitted[-count:]):
         assert known.node is not None
-        line = siege.knock(knockers[number % len(knockers)], known.node)
+        line = siege.dial(dialers[number % len(dialers)], known.node)
         line.apply()
-        assert "has joined already" in line.hear(JoinRefusedMessage).reason
+        assert "has joined already" in line.receive(JoinRefusedMessage).reason
 
 
 def test_f_a_node_that_joins_twice(
-    siege: Siege, normal: float, record_property: Record, knockers: list[Knocker]
+    siege: Siege, normal: float, record_property: Record, dialers: list[JoinDialer]
 ) -> None:
     siege.start(3)
-    join_again_as_those_who_are_in(siege, knockers, 3)
+    join_again_as_those_who_are_in(siege, dialers, 3)
     form(siege, normal, record_property)
     assert same_address(siege.await_events("refused", "has joined already, from 127.0.0.1:", 3))
 
 
 def join_and_be_killed(siege: Siege) -> None:
     with process("nodes") as victim:
-        assert victim.hear() == "ready"
+        assert victim.receive() == "ready"
         before = len(siege.await_events("admitted", "", siege.started))
         victim.ask(f"1 {siege.ticket}")
         (joined,) = siege.await_events("admitted", "", before + 1)[before:]
@@ -266,29 +268,29 @@ def test_g_a_node_killed_after_joining(siege: Siege, normal: float, record_prope
 # -- all at once ----------------------------------------------------------------------------------------------
 
 
-def bother(siege: Siege, knockers: list[Knocker]) -> None:
-    """All that needs no patience."""
+def bother(siege: Siege, dialers: list[JoinDialer]) -> None:
+    """All that takes little time."""
     show_foreign_certificates(siege, 3)
     if has_quic():
         show_foreign_certificates_over_quic(siege, 3)
-    knock_with_wrong_secrets(siege)
-    for knocker in knockers:
-        apply_with_wrong_secret(siege, knocker)
-        replay(siege, knocker)
-    claim_huge_hellos(siege, knockers)
+    dial_with_wrong_secrets(siege)
+    for dialer in dialers:
+        apply_with_wrong_secret(siege, dialer)
+        replay(siege, dialer)
+    claim_huge_hellos(siege, dialers)
 
 
-def test_all_of_it_at_once(siege: Siege, normal: float, record_property: Record, knockers: list[Knocker]) -> None:
+def test_all_of_it_at_once(siege: Siege, normal: float, record_property: Record, dialers: list[JoinDialer]) -> None:
     with ExitStack() as stack:
         hold_silence(siege, stack)
         noises = stack.enter_context(noise(siege.place))
         pool = stack.enter_context(ThreadPoolExecutor(1))
         join_and_be_killed(siege)
-        bothering = pool.submit(bother, siege, knockers)
+        bothering = pool.submit(bother, siege, dialers)
         siege.start(3)
-        join_again_as_those_who_are_in(siege, knockers, 3)
+        join_again_as_those_who_are_in(siege, dialers, 3)
         form(siege, normal, record_property, datagrams=noises.datagrams, connections=noises.connections)
-        bothering.result(PATIENCE)
+        bothering.result(EVENT_TIMEOUT)
         for pattern in (
             "first byte", "certificate was rejected", "does not match", str(HUGE), "has joined already", "TLS",
         ):  # fmt: skip

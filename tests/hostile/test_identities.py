@@ -166,7 +166,7 @@ def test_who_dials_without_a_certificate_is_refused(stack: ExitStack, scheme: st
 # -- places -----------------------------------------------------------------------------------------------
 
 
-def told_at(epoch: int, rank: int) -> Callable[[Party, Party], Membership]:
+def reported_at(epoch: int, rank: int) -> Callable[[Party, Party], Membership]:
     """What somebody believes who thinks that it has this rank at this epoch."""
 
     def believed(honest: Party, liar: Party) -> Membership:
@@ -183,7 +183,7 @@ def test_who_dials_and_claims_another_place_is_declined_and_stays_so(
     stack: ExitStack, scheme: str, epoch: int, rank: int
 ) -> None:
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
-    liar.mesh.adopt(told_at(epoch, rank)(honest, liar))
+    liar.mesh.adopt(reported_at(epoch, rank)(honest, liar))
     with pytest.raises(PeerLost, match=f"it declined: it claims rank {rank} at epoch {epoch}"):
         liar.link(HONEST, soon())
     assert f"claims rank {rank} at epoch {epoch}" in honest.refused[0]
@@ -194,11 +194,11 @@ def test_who_dials_and_claims_another_place_is_declined_and_stays_so(
 def test_who_goes_on_after_it_was_declined_becomes_no_link(stack: ExitStack, scheme: str) -> None:
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
     carrier = liar.dial(honest)
-    heard = Listening(carrier)
+    received = Listening(carrier)
     send_control(carrier, Introduce(rank=7, epoch=1))
-    eventually(lambda: heard.frames, "the answer")
+    eventually(lambda: received.frames, "the answer")
     send_control(carrier, Ping(1))
-    eventually(lambda: heard.over not in (None, "finished"), "the end of the connection")
+    eventually(lambda: received.over not in (None, "finished"), "the end of the connection")
     assert no_link(honest)
 
 
@@ -206,10 +206,10 @@ def test_who_goes_on_after_it_was_declined_becomes_no_link(stack: ExitStack, sch
 def test_who_speaks_before_introducing_itself_becomes_no_link(stack: ExitStack, scheme: str) -> None:
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
     carrier = liar.dial(honest)
-    heard = Listening(carrier)
+    received = Listening(carrier)
     send_control(carrier, Ping(1))
-    eventually(lambda: heard.over, "the end of the connection")
-    assert "before an introduction" in (heard.over or "") or scheme == "tls"
+    eventually(lambda: received.over, "the end of the connection")
+    assert "before an introduction" in (received.over or "") or scheme == "tls"
     assert no_link(honest)
 
 
@@ -219,11 +219,11 @@ class Answerer:
     def __init__(self, answer: Introduced | Ping | None) -> None:
         self._answer = answer
         self.carriers: list[Carrier] = []
-        self.heard: list[Listening] = []
+        self.received: list[Listening] = []
 
     def carrier_accepted(self, carrier: Carrier) -> None:
         self.carriers.append(carrier)
-        self.heard.append(Listening(carrier))
+        self.received.append(Listening(carrier))
         if self._answer is not None:
             send_control(carrier, self._answer)
 
@@ -248,7 +248,7 @@ def test_who_answers_wrongly_is_left(stack: ExitStack, scheme: str, answer: Intr
     with pytest.raises(PeerLost, match=cause):
         honest.link(OTHER, soon())
     assert time.monotonic() - begin < AT_ONCE
-    eventually(lambda: answerer.heard[0].over, "the end of the connection: the dialer does not keep it")
+    eventually(lambda: answerer.received[0].over, "the end of the connection: the dialer does not keep it")
     assert no_link(honest)
 
 
@@ -259,7 +259,7 @@ def test_who_never_answers_costs_no_more_than_the_deadline(stack: ExitStack, sch
     liar.node.listen(answerer)
     with pytest.raises(PeerLost, match="did not answer"):
         honest.link(OTHER, time.monotonic() + 0.5)
-    eventually(lambda: answerer.heard[0].over, "the end of the connection")
+    eventually(lambda: answerer.received[0].over, "the end of the connection")
 
 
 TOO_MANY = 4
@@ -291,9 +291,9 @@ def test_a_member_that_introduces_itself_and_never_goes_on_is_remembered_a_few_t
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
     for _ in range(MAX_INCOMING_PER_NODE + TOO_MANY):
         carrier = liar.dial(honest)
-        heard = Listening(carrier)
+        received = Listening(carrier)
         send_control(carrier, Introduce(rank=OTHER, epoch=1))
-        eventually(lambda heard=heard: heard.frames, "the answer")  # type: ignore[misc]
+        eventually(lambda received=received: received.frames, "the answer")  # type: ignore[misc]
     (pair,) = honest.mesh._peers.listed()
     assert len(pair.state.waiting) == MAX_INCOMING_PER_NODE
     assert no_link(honest)

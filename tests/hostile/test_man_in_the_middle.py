@@ -16,7 +16,7 @@ from nexar.errors import SeedUnreachable
 from nexar.security.invitation import Invitation, format_ticket, invitation_from_token, parse_ticket
 from nexar.wire.hello import decode_hello
 from nexar.wire.join import MAX_JOIN_BYTES, Challenge, JoinRefusedMessage, decode_join
-from tests.cluster.joiners import PATIENCE, knocking, wait_for_event
+from tests.cluster.joiners import EVENT_TIMEOUT, join_dialer, wait_for_event
 from tests.hostile.man_in_the_middle import Middle, between
 from tests.hostile.unauthenticated_peers import connect_tls
 from tests.processes.scale import measured, schemes
@@ -32,7 +32,7 @@ def seed() -> Iterator[SeedService]:
         yield made
 
 
-def knock(invitation: Invitation, scheme: str) -> tuple[SeedUnreachable, float]:
+def dial(invitation: Invitation, scheme: str) -> tuple[SeedUnreachable, float]:
     """What a worker with this invitation raises, and after how many seconds."""
     begin = time.monotonic()
     with pytest.raises(SeedUnreachable) as raised:
@@ -64,7 +64,7 @@ def test_a_worker_with_a_token_sees_that_who_answers_cannot_prove_itself(
     seed: SeedService, scheme: str, record_property: object
 ) -> None:
     with between(scheme, seed.address) as middle:
-        error, seconds = knock(by_token(middle), scheme)
+        error, seconds = dial(by_token(middle), scheme)
     assert "cannot prove that it knows the secret" in error.cause
     assert "the connection is intercepted" in error.cause
     assert seconds < AT_ONCE
@@ -80,7 +80,7 @@ def test_a_worker_with_a_token_sees_that_who_answers_cannot_prove_itself(
 @schemes("quic", "tls")
 def test_a_worker_with_a_ticket_sees_another_key(seed: SeedService, scheme: str, record_property: object) -> None:
     with between(scheme, seed.address) as middle:
-        error, seconds = knock(by_ticket(seed, middle), scheme)
+        error, seconds = dial(by_ticket(seed, middle), scheme)
     assert "key" in error.cause
     assert "the seed with the key in the ticket" in error.cause
     assert seconds < AT_ONCE
@@ -91,18 +91,18 @@ def test_a_worker_with_a_ticket_sees_another_key(seed: SeedService, scheme: str,
 
 @schemes("quic", "tls")
 def test_nothing_that_passed_lets_anybody_in(seed: SeedService, scheme: str) -> None:
-    with between(scheme, seed.address) as middle, knocking(scheme) as knocker:
-        knock(by_token(middle), scheme)
+    with between(scheme, seed.address) as middle, join_dialer(scheme) as dialer:
+        dial(by_token(middle), scheme)
         hello = decode_hello(middle.control_bodies("worker")[0])
         (passed,) = [decode_join(body, MAX_JOIN_BYTES) for body in middle.control_bodies("seed")]
         assert isinstance(passed, Challenge)
         for proof in (passed.proof, passed.proof[::-1], passed.nonce):  # the only things that were ever made of it
-            line = knocker.knock(seed, hello.node)
+            line = dialer.dial(seed, hello.node)
             line.nonce = hello.nonce
             line.hello()
-            line.hear(Challenge)
+            line.receive(Challenge)
             line.send(line.application(proof))
-            assert "does not match" in line.hear(JoinRefusedMessage).reason
+            assert "does not match" in line.receive(JoinRefusedMessage).reason
         wait_for_event(seed, "refused", "does not match", 3)
     assert seed.membership is None
     the_honest_one_gets_in(seed, scheme)
@@ -111,25 +111,25 @@ def test_nothing_that_passed_lets_anybody_in(seed: SeedService, scheme: str) -> 
 def test_the_recorded_bytes_said_again_lead_to_another_challenge_and_no_further(seed: SeedService) -> None:
     """As they were, on connections like those they were said on."""
     with between("tls", seed.address) as middle:
-        knock(by_token(middle), "tls")
+        dial(by_token(middle), "tls")
     (old,) = [decode_join(body, MAX_JOIN_BYTES) for body in middle.control_bodies("seed")]
-    heard = bytearray()
+    received = bytearray()
     with ExitStack() as stack:
         lines = [stack.enter_context(connect_tls(place(seed))) for _ in middle.said_by("worker")]
         for line, said in zip(lines, middle.said_by("worker"), strict=True):
             line.sendall(said)
-        deadline = time.monotonic() + PATIENCE
-        while b"challenge" not in heard:
+        deadline = time.monotonic() + EVENT_TIMEOUT
+        while b"challenge" not in received:
             assert time.monotonic() < deadline
             for line in lines:
                 line.settimeout(0.05)
                 try:
-                    heard += line.recv(1 << 12)
+                    received += line.recv(1 << 12)
                 except TimeoutError:
                     continue
     assert isinstance(old, Challenge)
-    assert old.nonce not in heard
-    assert old.proof not in heard
+    assert old.nonce not in received
+    assert old.proof not in received
     assert seed.membership is None
     the_honest_one_gets_in(seed, "tls")
 

@@ -12,15 +12,15 @@ from msgspec import msgpack
 from nexar.communicator.communicator import Communicator
 from nexar.errors import NexarError
 from nexar.links.link import Link
-from nexar.testing.transports import why_unavailable
 from nexar.transport.base import CarrierLost
 from nexar.wire.control import KNOWN, MAX_MESSAGE_BYTES, Chosen, Goodbye
 from nexar.wire.frame import Frame, FrameKind, Lane, Space, encode
+from nexar_tools.transports import why_unavailable
 from tests.cluster.test_bootstrap import Cluster, config
 from tests.hostile.test_members_at_the_seed import oversize, variants
 from tests.ranks import on_every
 
-PATIENCE = 60.0
+EVENT_TIMEOUT = 60.0
 SCHEMES = [
     pytest.param("tls"),
     pytest.param(
@@ -66,14 +66,14 @@ class World:
 
     def wait_for_loss(self) -> None:
         """Until what was said has cost the hostile member its link."""
-        deadline, mesh = time.monotonic() + PATIENCE, self.hostile._runtime.mesh
+        deadline, mesh = time.monotonic() + EVENT_TIMEOUT, self.hostile._runtime.mesh
         while (link := mesh.links().get(self.victim)) is not None and link.failure is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
 
     def check_others(self) -> None:
         """What they have in common goes on, without a successor: the hostile member has no part in it."""
-        assert on_every(self.parts, lambda part: part.all_reduce(np.ones(1), timeout=PATIENCE)[0]) == [3.0] * 3
+        assert on_every(self.parts, lambda part: part.all_reduce(np.ones(1), timeout=EVENT_TIMEOUT)[0]) == [3.0] * 3
 
     def close(self) -> None:
         self.cluster.close()
@@ -136,8 +136,8 @@ def test_a_message_whose_handler_raises_costs_its_sender_the_link_and_nobody_els
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL):
-        patch.setattr("nexar.cluster.agreements.Agreements.hear", broken)
+        patch.setattr("nexar.cluster.agreements.Agreements.receive", broken)
         world.say(msgpack.encode(Chosen((5, 1, 5), b"")))
-        assert raised.wait(PATIENCE)
+        assert raised.wait(EVENT_TIMEOUT)
         world.wait_for_loss()
     world.check_others()

@@ -26,7 +26,7 @@ from nexar.wire.join import (
     SeedPaxosMessage,
     StatusUpdate,
 )
-from tests.cluster.joiners import END, Knocker, Line, knocking, wait_for_event
+from tests.cluster.joiners import END, JoinDialer, Line, join_dialer, wait_for_event
 from tests.hostile.colliding_keys import colliding_keys
 from tests.processes.scale import measured
 
@@ -37,22 +37,22 @@ ODD = [None, True, -1, 0, 2**64 - 1, -(2**63), float("nan"), float("inf"), 1e300
 
 
 @pytest.fixture
-def knocker() -> Iterator[Knocker]:
-    with knocking("tls") as made:
+def dialer() -> Iterator[JoinDialer]:
+    with join_dialer("tls") as made:
         yield made
 
 
 class World:
     """A seed with three members, the first of which is hostile."""
 
-    def __init__(self, seed: SeedService, knocker: Knocker) -> None:
+    def __init__(self, seed: SeedService, dialer: JoinDialer) -> None:
         self.seed = seed
-        self.lines = [knocker.knock(seed, 100 + number) for number in range(SIZE)]
+        self.lines = [dialer.dial(seed, 100 + number) for number in range(SIZE)]
         for line in self.lines:
             line.join()
-        memberships = [line.hear_membership() for line in self.lines]
+        memberships = [line.receive_membership() for line in self.lines]
         self.membership = memberships[0]
-        self._knocker = knocker
+        self._knocker = dialer
 
     @property
     def hostile(self) -> Line:
@@ -60,10 +60,10 @@ class World:
 
     def come_back(self) -> None:
         """The hostile member, whom the seed has sent away, or not: on a new line."""
-        again = self._knocker.knock(self.seed, self.hostile.node)
+        again = self._knocker.dial(self.seed, self.hostile.node)
         again.key = self.hostile.key
         again.join()
-        again.hear_membership()
+        again.receive_membership()
         self.lines[0] = again
 
     def wait_until_read(self) -> bool:
@@ -72,7 +72,7 @@ class World:
             self.hostile.send(LivenessQuery(0))
         except CarrierLost:
             return False
-        while (body := self.hostile.heard.get(timeout=20)) != END:
+        while (body := self.hostile.received.get(timeout=20)) != END:
             if isinstance(body, bytes) and body.endswith(_encoded(LivenessReply(0))):
                 return True
         return False
@@ -81,7 +81,7 @@ class World:
         """The seed still answers every other member."""
         for line in self.lines[1:]:
             line.send(LivenessQuery(number))
-            while (body := line.heard.get(timeout=20)) != END:
+            while (body := line.received.get(timeout=20)) != END:
                 if isinstance(body, bytes) and body.endswith(bytes(_encoded(LivenessReply(number)))):
                     break
             assert body != END
@@ -113,9 +113,9 @@ def oversize(membership: Membership) -> list[Change]:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_chosen_membership_beyond_the_limits_costs_nobody_but_its_sender(knocker: Knocker, which: int) -> None:
+def test_a_chosen_membership_beyond_the_limits_costs_nobody_but_its_sender(dialer: JoinDialer, which: int) -> None:
     with SeedService(HERE, SIZE, transports=("tls",)) as seed:
-        world = World(seed, knocker)
+        world = World(seed, dialer)
         body = msgpack.encode(Chosen((0, 1, 0), oversize(world.membership)[which].encode()))
         assert len(body) <= MAX_PAXOS_BYTES
         world.hostile.say(add_prefix(msgpack.encode(SeedPaxosMessage(body)), 2 * MAX_JOIN_BYTES))
@@ -124,12 +124,12 @@ def test_a_chosen_membership_beyond_the_limits_costs_nobody_but_its_sender(knock
         assert seed.membership == world.membership
 
 
-def test_a_word_with_keys_that_collide_takes_the_seed_no_time(knocker: Knocker, record_property: Record) -> None:
+def test_a_message_with_keys_that_collide_takes_the_seed_no_time(dialer: JoinDialer, record_property: Record) -> None:
     """A mebibyte of it took 6 s, in which the seed answered nobody."""
     calls = dict.fromkeys(colliding_keys(16), (0, 0, 0, 0, 0, 0))
     body = msgpack.encode(SeedPaxosMessage(msgpack.encode(CallMismatch(0, 1, 1, calls))))
     with SeedService(HERE, SIZE, transports=("tls",)) as seed:
-        world = World(seed, knocker)
+        world = World(seed, dialer)
         begin = time.monotonic()
         world.hostile.say(add_prefix(body, MAX_JOIN_BYTES))
         assert not world.wait_until_read()
@@ -137,7 +137,7 @@ def test_a_word_with_keys_that_collide_takes_the_seed_no_time(knocker: Knocker, 
         measured(record_property, bytes=len(body), answer_s=round(time.monotonic() - begin, 3))
 
 
-def test_a_change_that_is_none_costs_nobody_but_its_sender(knocker: Knocker) -> None:
+def test_a_change_that_is_none_costs_nobody_but_its_sender(dialer: JoinDialer) -> None:
     values = [
         b"",
         b"nonsense",
@@ -147,7 +147,7 @@ def test_a_change_that_is_none_costs_nobody_but_its_sender(knocker: Knocker) -> 
         Change(2**63, severed=((1, 2),)).encode(),
     ]
     with SeedService(HERE, SIZE, transports=("tls",)) as seed:
-        world = World(seed, knocker)
+        world = World(seed, dialer)
         for number, value in enumerate(values, 1):
             for word in (Chosen((0, 1, 0), value), Promise((0, 1, 0), BallotNumber(1, 1), BallotNumber(1, 1), value)):
                 world.hostile.send(SeedPaxosMessage(msgpack.encode(word)))
@@ -174,27 +174,27 @@ def _is_message(kind: type[msgspec.Struct], body: bytes) -> bool:
     return True
 
 
-def test_odd_join_messages_of_every_kind_cost_nobody_but_their_sender(knocker: Knocker) -> None:
+def test_odd_join_messages_of_every_kind_cost_nobody_but_their_sender(dialer: JoinDialer) -> None:
     with SeedService(HERE, SIZE, transports=("tls",)) as seed:
-        world = World(seed, knocker)
+        world = World(seed, dialer)
         for number, kind in enumerate(KNOWN_JOIN, 1):
             for body in variants(kind):
                 _say(world, add_prefix(body, 2 * MAX_JOIN_BYTES))
             world.check_others(number)
 
 
-def test_odd_words_of_every_kind_cost_nobody_but_their_sender(knocker: Knocker) -> None:
+def test_odd_messages_of_every_kind_cost_nobody_but_their_sender(dialer: JoinDialer) -> None:
     with SeedService(HERE, SIZE, transports=("tls",)) as seed:
-        world = World(seed, knocker)
+        world = World(seed, dialer)
         for number, kind in enumerate(KNOWN, 1):
             for body in variants(kind):
                 _say(world, add_prefix(msgpack.encode(SeedPaxosMessage(body)), 2 * MAX_JOIN_BYTES))
             world.check_others(number)
 
 
-def test_oversize_messages_cost_nobody_but_their_sender(knocker: Knocker) -> None:
+def test_oversize_messages_cost_nobody_but_their_sender(dialer: JoinDialer) -> None:
     with SeedService(HERE, SIZE, transports=("tls",)) as seed:
-        world = World(seed, knocker)
+        world = World(seed, dialer)
         for number, kind in enumerate(KNOWN_JOIN, 1):
             _say(world, add_prefix(msgpack.encode({"type": kind.__struct_config__.tag, "x": bytes(1 << 20)}), 1 << 22))
             world.check_others(number)
@@ -205,9 +205,9 @@ def test_oversize_messages_cost_nobody_but_their_sender(knocker: Knocker) -> Non
 
 
 def _say(world: World, body: bytes) -> None:
-    """On a new line if the last word has cost the old one."""
-    while not world.hostile.heard.empty():
-        if world.hostile.heard.get() == END:
+    """On a new line if the last message has cost the old one."""
+    while not world.hostile.received.empty():
+        if world.hostile.received.get() == END:
             world.come_back()
     try:
         world.hostile.say(body)
@@ -216,7 +216,7 @@ def _say(world: World, body: bytes) -> None:
 
 
 def test_a_message_whose_handler_raises_costs_its_sender_the_line(
-    knocker: Knocker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    dialer: JoinDialer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is wrong in the seed itself: decided on, and in doing what was decided."""
 
@@ -224,7 +224,7 @@ def test_a_message_whose_handler_raises_costs_its_sender_the_line(
         raise ZeroDivisionError("a bug")
 
     with SeedService(HERE, SIZE, transports=("tls",)) as seed, caplog.at_level(logging.CRITICAL):
-        world = World(seed, knocker)
+        world = World(seed, dialer)
         with monkeypatch.context() as patch:
             patch.setattr(StatusBoardService, "update_report", broken)
             bulletin = msgpack.encode([0, 0])

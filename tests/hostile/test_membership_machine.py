@@ -1,4 +1,4 @@
-"""Members die, ways break and heal, words are lost, repeated and late: never two memberships of one epoch, nobody comes
+"""Members die, links break and heal, messages are lost, late, doubled: never two memberships of one epoch, nobody comes
 back who was removed, and when all is well again those who live agree.
 """
 
@@ -30,7 +30,7 @@ mishaps = st.lists(
 
 
 @dataclass
-class Weather:
+class NetworkFaults:
     """Of the network."""
 
     loss: float
@@ -42,21 +42,24 @@ class Weather:
 
 
 weathers = st.builds(
-    Weather, st.sampled_from([0.0, 0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.3]), st.sampled_from([0.001, 0.02, 0.3])
+    NetworkFaults,
+    st.sampled_from([0.0, 0.0, 0.1, 0.4]),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0.001, 0.02, 0.3]),
 )
 
 
 class Storm(Parliament):
-    """A parliament in bad weather."""
+    """A parliament on a faulty network."""
 
-    def __init__(self, size: int, weather: Weather, *, active: bool, chance: int) -> None:
-        super().__init__(size, active=active, chance=chance, latency=weather, recovery_timeout=5.0)
+    def __init__(self, size: int, faults: NetworkFaults, *, active: bool, chance: int) -> None:
+        super().__init__(size, active=active, chance=chance, latency=faults, recovery_timeout=5.0)
         self.size = size
-        self.weather = weather
+        self.faults = faults
 
     def _carry(self, node: int, say: SendMessage) -> None:
         super()._carry(node, say)
-        if self.random.random() < self.weather.repeats:
+        if self.random.random() < self.faults.repeats:
             super()._carry(node, say)
 
     def suffer(self, what: str, one: int, other: int) -> None:
@@ -76,47 +79,47 @@ class Storm(Parliament):
             self._imagine(what, first, second, one)
 
     def _imagine(self, what: str, first: int, second: int, chance: int) -> None:
-        """Nothing is broken; somebody is told something."""
+        """Nothing is broken; a node gets an event."""
         if what == "doubt":
-            self.tell(first, PeerLossFound(second, "a false alarm"))
-            self.tell(first, PeerReachable(second), chance / 100)
+            self.feed(first, PeerLossFound(second, "a false alarm"))
+            self.feed(first, PeerReachable(second), chance / 100)
         elif what == "sever":
-            self.tell(first, PeerReachable(second, severed=True))
-            self.tell(second, PeerReachable(first, severed=True), chance / 100)
+            self.feed(first, PeerReachable(second, severed=True))
+            self.feed(second, PeerReachable(first, severed=True), chance / 100)
         elif what == "renew":
             for node in self.living():
-                self.tell(node, ChangeRequested(renewed=(7,), epoch=self.member(node).membership.epoch))
+                self.feed(node, ChangeRequested(renewed=(7,), epoch=self.member(node).membership.epoch))
         elif what == "resign" and chance % 5 == 0:
-            self.tell(first, ResignRequested("enough"))
+            self.feed(first, ResignRequested("enough"))
 
     def _cut(self, one: int, other: int) -> None:
         if one == other:
             return
         self.cut.add(frozenset((one, other)))
-        self.tell(one, PeerLossFound(other, "silence"))
+        self.feed(one, PeerLossFound(other, "silence"))
         if other != SEED_NODE:
-            self.tell(other, PeerLossFound(one, "silence"))
+            self.feed(other, PeerLossFound(one, "silence"))
 
     def _heal(self) -> None:
         for one, other in (tuple(pair) for pair in list(self.cut)):
             for node, peer in ((one, other), (other, one)):
                 if node != SEED_NODE and node not in self.dead and peer not in self.dead:
-                    self.tell(node, PeerReachable(peer, severed=peer != SEED_NODE))
+                    self.feed(node, PeerReachable(peer, severed=peer != SEED_NODE))
         self.cut.clear()
 
     def calm(self) -> None:
         """Everything works again, the dead are known to be dead, beats go round."""
-        self.weather.loss, self.weather.longest = 0.0, 0.002
+        self.faults.loss, self.faults.longest = 0.0, 0.002
         self.dead.discard(SEED_NODE)
         self._heal()
         for node in self.living():
             for other in (*self.living(), SEED_NODE):
-                self.tell(node, PeerReachable(other))
+                self.feed(node, PeerReachable(other))
             for dead in self.dead:
-                self.tell(node, PeerLossFound(dead, "it was killed"))
+                self.feed(node, PeerLossFound(dead, "it was killed"))
         for _ in range(25):
             for node in self.living():
-                self.tell(node, RecoverNow())
+                self.feed(node, RecoverNow())
             self.run(0.5)
             self.beat()
         self.run(0.1)
@@ -124,9 +127,9 @@ class Storm(Parliament):
 
 @given(st.integers(2, 8), weathers, st.booleans(), st.integers(0, 2**32), mishaps)
 def test_whatever_happens_there_is_one_membership_for_an_epoch_and_in_the_end_all_agree(
-    size: int, weather: Weather, active: bool, chance: int, story: list[tuple[str, int, int, float]]
+    size: int, faults: NetworkFaults, active: bool, chance: int, story: list[tuple[str, int, int, float]]
 ) -> None:
-    house = Storm(size, weather, active=active, chance=chance)
+    house = Storm(size, faults, active=active, chance=chance)
     for what, one, other, pause in story:
         house.suffer(what, one, other)
         house.run(pause)

@@ -17,7 +17,7 @@ TALK = 7
 VICTIM, HOSTILE, OTHER = 0, 1, 2
 """Ranks."""
 MANY = 15_000
-SHORTEST = 48  # bytes of a word
+SHORTEST = 48  # bytes of a message
 
 
 class Forgery(Meshes):
@@ -28,10 +28,10 @@ class Forgery(Meshes):
         self.ids = [node.id for node in self.nodes]
         self.talks = [mesh.router.open(TALK) for mesh in self.meshes]
         self.doubts: list[int] = []
-        self.meshes[VICTIM].relay_routes.doubted = self.doubts.append
+        self.meshes[VICTIM].relay_routes.probe_neighbour = self.doubts.append
 
     def forge(self, number: int, text: bytes = b"I am the other one") -> None:
-        """The first words of a relayed link of the other's, over the hostile one."""
+        """The first messages of a relayed link of the other's, over the hostile one."""
         source, over, to = (self.ids[rank] for rank in (OTHER, HOSTILE, VICTIM))
         terms = Frame(kind=int(FrameKind.TERMS), length=1 << 20, source=source, destination=to)
         message = Frame(
@@ -40,7 +40,7 @@ class Forgery(Meshes):
         )  # fmt: skip
         for sequence, data in enumerate((encode(terms), encode(message) + text)):
             header = RelayHeader(RelayKind.FRAME, 2, number, 1, sequence, 0, (source, over, to))
-            self.link(HOSTILE, VICTIM).pass_on(encode_relay(header), data)
+            self.link(HOSTILE, VICTIM).send_relayed(encode_relay(header), data)
 
     def forgery_has_arrived(self) -> None:
         eventually(lambda: self.meshes[VICTIM].relay_routes.relay._held, "the forgery at its victim")
@@ -48,7 +48,7 @@ class Forgery(Meshes):
     def say(self, rank: int, to: int, text: bytes) -> None:
         self.nodes[rank].progress.wait([self.link(rank, to).post_send(TALK, memoryview(text))], soon())
 
-    def hear(self, rank: int, source: int) -> bytes:
+    def receive(self, rank: int, source: int) -> bytes:
         posted = self.talks[rank].post(None, source=self.ids[source], space=Space.UNTAGGED, tag=0)
         self.nodes[rank].progress.wait([posted], soon())
         return bytes(posted.into or b"")
@@ -80,7 +80,7 @@ def test_nobody_can_speak_for_who_has_a_connection_of_its_own_nor_end_that(three
     three.forge(number)
     three.forgery_has_arrived()
     three.say(OTHER, VICTIM, b"truth")
-    assert three.hear(VICTIM, OTHER) == b"truth"
+    assert three.receive(VICTIM, OTHER) == b"truth"
     assert three.linked_to(VICTIM, OTHER) is link
     assert (link.failure, link.schemes) == (None, ("memory",))
     assert three.doubts == [three.ids[OTHER]]
@@ -91,7 +91,7 @@ def test_a_number_that_no_link_of_the_two_can_have_by_now_does_not_stick(three: 
     link = three.link(VICTIM, OTHER)
     three.forge(number)
     three.say(HOSTILE, VICTIM, b"that was it")
-    assert three.hear(VICTIM, HOSTILE) == b"that was it"
+    assert three.receive(VICTIM, HOSTILE) == b"that was it"
     link.lose("it is time for the next one")
     three.forge(number)
     assert three.meshes[VICTIM].relink(three.ids[OTHER], soon()).schemes == ("memory",)
@@ -102,7 +102,7 @@ def test_who_is_not_connected_yet_is_dialed_and_not_believed_to_come_over_others
     three.forge(1)
     eventually(lambda: three.linked(VICTIM, OTHER), "a connection of the victim's to the other")
     three.say(OTHER, VICTIM, b"truth")
-    assert three.hear(VICTIM, OTHER) == b"truth"
+    assert three.receive(VICTIM, OTHER) == b"truth"
     assert three.linked_to(VICTIM, OTHER).schemes == ("memory",)
 
 
@@ -111,17 +111,17 @@ def test_many_forgeries_are_looked_into_once(three: Forgery) -> None:
     for _ in range(50):
         three.forge(2)
     three.say(HOSTILE, VICTIM, b"that was it")
-    assert three.hear(VICTIM, HOSTILE) == b"that was it"
+    assert three.receive(VICTIM, HOSTILE) == b"that was it"
     assert len(three.doubts) < 10
 
 
-def test_who_really_lost_its_connection_is_heard_over_others_as_soon_as_that_is_found_out(three: Forgery) -> None:
-    """The other one has lost its link and cannot dial; the victim has not noticed, and looks only when it is told."""
+def test_who_really_lost_its_connection_is_relayed_over_others_as_soon_as_that_is_found_out(three: Forgery) -> None:
+    """The other one has lost its link and cannot dial; the victim does not know, and looks only if notified."""
     for one, another in ((VICTIM, OTHER), (VICTIM, HOSTILE), (HOSTILE, OTHER)):
         three.link(one, another)
     own = three.linked_to(VICTIM, OTHER)
     routes, dialer = three.meshes[VICTIM].relay_routes, three.nodes[VICTIM].dialer
-    routes.doubted = lambda _: dialer.run_in_thread(lambda: own.lose("no answer"))
+    routes.probe_neighbour = lambda _: dialer.run_in_thread(lambda: own.lose("no answer"))
     for one, another in ((OTHER, VICTIM), (VICTIM, OTHER)):
         three.faults.add(three.on_way(LinkStall, one, another), three.on_way(RefuseDial, one, another))
     three.linked_to(OTHER, VICTIM).lose("no answer")
@@ -143,7 +143,7 @@ def test_a_member_far_away_cannot_make_neighbours_blame_each_other() -> None:
         ring.link(rank, (rank + 1) % 6)
     route = (ring.ids[0], ring.ids[1], ring.ids[2])
     for kind, body in ((RelayKind.BROKEN, b"123"), (77, b"what is that?")):
-        ring.linked_to(0, 1).pass_on(encode_relay(RelayHeader(kind, 1, 0, 1, 0, 0, route)), body)
+        ring.linked_to(0, 1).send_relayed(encode_relay(RelayHeader(kind, 1, 0, 1, 0, 0, route)), body)
     eventually(lambda: ring.meshes[2].relay_routes.stats()["dropped"] == 2, "both at rank 2")
     assert ring.linked(1, 2)
     assert ring.linked(0, 1)

@@ -16,7 +16,7 @@ from nexar.launch.rendezvous import (
 )
 
 TOKEN = "0123456789abcdef" * 4
-PATIENCE = 30.0
+EVENT_TIMEOUT = 30.0
 
 
 class HostileBoard:
@@ -28,8 +28,8 @@ class HostileBoard:
 
     def put(self, key: str, text: str) -> None:
         assert key == _hello_key("1f", 1)
-        heard = [decoded(text, RendezvousHello).number]
-        self._texts[_answer_key("1f")] = encoded(RendezvousAnswer(heard, "ticket", self._ticket))
+        received = [decoded(text, RendezvousHello).number]
+        self._texts[_answer_key("1f")] = encoded(RendezvousAnswer(received, "ticket", self._ticket))
 
     def find(self, key: str) -> str | None:
         return self._texts.get(key)
@@ -47,7 +47,7 @@ class HostileBoard:
 def test_a_writer_of_the_board_cannot_steer_a_rank_into_its_own_cluster(settings, variable):
     with nexar.Seed(listen="127.0.0.1:0", size=1) as hostile:
         with pytest.raises(nexar.ConfigError) as caught:
-            join_through_store(HostileBoard(hostile.ticket), 1, 2, PATIENCE, **settings)
+            join_through_store(HostileBoard(hostile.ticket), 1, 2, EVENT_TIMEOUT, **settings)
         assert not hostile.membership
     assert caught.value.variable == variable
 

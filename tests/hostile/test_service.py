@@ -73,7 +73,9 @@ def test_a_head_is_asked_for_alone(service: HttpService) -> None:
 
 
 @pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW"])
-def test_whoever_wants_to_change_something_is_told_that_this_is_read_only(service: HttpService, method: bytes) -> None:
+def test_whoever_wants_to_change_something_is_notified_that_this_is_read_only(
+    service: HttpService, method: bytes
+) -> None:
     answer = say(service, method + b" / HTTP/1.1\r\nContent-Length: 9999999999\r\n\r\n")
     assert answer.startswith(b"HTTP/1.0 405")
     assert b"Allow: GET, HEAD" in answer
@@ -175,7 +177,7 @@ def test_closing_ends_conversations_and_threads(service: HttpService) -> None:
     with connect(service) as line:
         line.sendall(b"GET /")
         deadline = time.monotonic() + 20
-        while not any(each.name == "nexar-trial-talk" for each in threading.enumerate()):
+        while not any(each.name == "nexar-trial-connection" for each in threading.enumerate()):
             assert time.monotonic() < deadline
         service.close()
         service.close()
@@ -230,7 +232,7 @@ def test_a_forked_child_does_not_hold_the_port(service: HttpService) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:9000", "localhost.evil.example", "127.0.0.1.evil.example", ""]
 )
-def test_who_was_sent_here_by_a_foreign_name_is_told_nothing(service: HttpService, host: str) -> None:
+def test_who_was_sent_here_by_a_foreign_name_is_notified_nothing(service: HttpService, host: str) -> None:
     answer = say(service, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.0 421")
     assert b"path /metrics" not in answer

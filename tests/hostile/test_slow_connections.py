@@ -19,7 +19,7 @@ from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import ConnectRefused, Expected
 from nexar.transport.sleeper import PollSleeper
 from nexar.transport.tls import TlsTransport
-from tests.cluster.joiners import PATIENCE
+from tests.cluster.joiners import EVENT_TIMEOUT
 from tests.conformance.harness import Node
 from tests.hostile.attack_scene import Process, process
 from tests.hostile.slow_path import slow_path
@@ -71,7 +71,7 @@ class Attack:
 
     def await_full_swing(self, kind: str) -> None:
         begun, completed = WARM_UP[kind]
-        deadline = time.monotonic() + 3 * PATIENCE
+        deadline = time.monotonic() + 3 * EVENT_TIMEOUT
         while (count := self.count())[0] < begun or count[1] < completed:
             assert time.monotonic() < deadline, f"the attack did not begin: {count}"
             self._start = self._start if count[0] else time.monotonic()
@@ -98,7 +98,7 @@ def join(invitation: Invitation, place: tuple[str, int], transports: str) -> flo
     """Seconds that a node of its own process takes to join over `place`."""
     ticket = format_ticket(Invitation((format_address(*place),), invitation.secret, invitation.fingerprint))
     command = [sys.executable, "-c", JOIN, ticket, transports]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3 * PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3 * EVENT_TIMEOUT)
     assert done.returncode == 0, done.stderr
     return float(done.stdout)
 
@@ -113,7 +113,7 @@ def resident(pid: int, what: str) -> int:
 def distant_seed() -> Iterator[tuple[Process, Invitation, tuple[str, int], tuple[str, int]]]:
     """A seed in a process of its own, its invitation, its place, and the place where a distant node finds it."""
     with process("seed", "1", "{}") as seed:
-        opened = seed.hear()
+        opened = seed.receive()
         place = parse_address(opened["address"])
         with slow_path(place, LATENCY) as path:
             yield seed, parse_ticket(opened["ticket"]), place, path.place
@@ -125,6 +125,7 @@ def join_undisturbed(transports: str) -> float:
         return join(invitation, path, transports)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sources", [1, 64])
 @pytest.mark.parametrize(
     ("attack", "transports"),
@@ -175,7 +176,7 @@ def dial(client: Node, place: tuple[str, int]) -> float:
     begin = time.monotonic()
     while True:
         try:
-            deadline = begin + 3 * PATIENCE
+            deadline = begin + 3 * EVENT_TIMEOUT
             client.transport.connect(format_address(*place), Expected(SERVER), deadline).abort("it is through")
             return time.monotonic() - begin
         except ConnectRefused:

@@ -1,4 +1,4 @@
-"""Who must not come in over TLS, and what happens to those who may while strangers knock."""
+"""Who must not come in over TLS, and what happens to those who may while unauthenticated peers dial."""
 
 import socket
 import ssl
@@ -17,7 +17,7 @@ from nexar.transport.sleeper import PollSleeper
 from nexar.transport.tls import TlsTransport
 from nexar.transport.tls.handshake import MAX_HELLO_BYTES, ConnectionHello, Half, encode_connection_hello
 from nexar.wire.frame import Frame, FrameKind, encode
-from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump, wait_for
+from tests.conformance.harness import EVENT_TIMEOUT, Node, Pair, Side, dial, in_thread, pump, wait_for
 
 OURS = Authority.create("ours")
 THEIRS = Authority.create("ours")
@@ -27,7 +27,7 @@ THE_SERVER = Expected(SERVER)
 ELSEWHERE = "127.0.0.6"
 """Where a crowd comes from; those who may come in have an address of their own."""
 DEADLINE = 0.5
-"""Seconds a stranger gets in these tests."""
+"""Seconds an unauthenticated peer gets in these tests."""
 
 
 @pytest.fixture(params=["tls", "tcp"])
@@ -48,7 +48,7 @@ def open_node(
     trust: Trust = TRUST,
     *,
     encrypt: bool = True,
-    handshake_timeout: float = PATIENCE,
+    handshake_timeout: float = EVENT_TIMEOUT,
     max_pending: int = 256,
     listen: str | None = None,
 ) -> Node:
@@ -75,19 +75,21 @@ def address_of(node: Node) -> str:
 
 def try_to_connect(transport: Transport, server: Node, expected: Expected) -> Carrier | ConnectRefused:
     """What became of a dial, while the server is driven by this thread."""
-    thread, outcome = in_thread(lambda: transport.connect(address_of(server), expected, time.monotonic() + PATIENCE))
+    thread, outcome = in_thread(
+        lambda: transport.connect(address_of(server), expected, time.monotonic() + EVENT_TIMEOUT)
+    )
     pump([server], lambda: outcome, "the end of a dial")
     thread.join()
     assert isinstance(outcome[0], Carrier | ConnectRefused), repr(outcome[0])
     return outcome[0]
 
 
-def check_refused(stranger: Node, server: Node, reason: str, expected: Expected = THE_SERVER) -> ConnectRefused:
-    """The stranger is refused for its certificate and learns why, the server says who knocked, and nobody is let in."""
+def check_refused(unauthenticated: Node, server: Node, reason: str, expected: Expected = THE_SERVER) -> ConnectRefused:
+    """The peer is refused for its certificate and learns why, the server says who dialed, and nobody is let in."""
     began = time.monotonic()
-    refusal = try_to_connect(stranger.transport, server, expected)
+    refusal = try_to_connect(unauthenticated.transport, server, expected)
     assert isinstance(refusal, ConnectRefused)
-    assert time.monotonic() - began < PATIENCE / 2
+    assert time.monotonic() - began < EVENT_TIMEOUT / 2
     assert refusal.verification, refusal
     assert refusal.address == address_of(server)
     assert reason in refusal.reason
@@ -105,36 +107,38 @@ def check_open_to_friends(stack: ExitStack, server: Node, *, encrypt: bool = Tru
     friend = open_node(stack, CLIENT, OURS.admit(CLIENT), encrypt=encrypt)
     near, far = dial(friend, server)
     pair = Pair(Side(friend, near), Side(server, far))
-    near.attach(pair.left.heard)
-    far.attach(pair.right.heard)
+    near.attach(pair.left.received)
+    far.attach(pair.right.received)
     pair.check_usable()
     assert far.peer.verified
     assert far.peer.node == CLIENT
 
 
 @contextmanager
-def stranger_socket(server: Node, source: str = "127.0.0.1") -> Iterator[socket.socket]:
+def unauthenticated_socket(server: Node, source: str = "127.0.0.1") -> Iterator[socket.socket]:
     host, _, port = address_of(server).rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE, source_address=(source, 0)) as stranger:
-        yield stranger
+    with socket.create_connection(
+        (host, int(port)), timeout=EVENT_TIMEOUT, source_address=(source, 0)
+    ) as unauthenticated:
+        yield unauthenticated
 
 
-def local_address(stranger: socket.socket) -> str:
-    host, port = stranger.getsockname()
+def local_address(unauthenticated: socket.socket) -> str:
+    host, port = unauthenticated.getsockname()
     return f"{host}:{port}"
 
 
 # --- certificates
 
 
-def test_a_dialer_without_a_certificate_is_refused_and_told(stack: ExitStack, encrypt: bool) -> None:
+def test_a_dialer_without_a_certificate_is_refused_and_notified(stack: ExitStack, encrypt: bool) -> None:
     server = open_server(stack, encrypt=encrypt)
     check_refused(open_node(stack, CLIENT, None, encrypt=encrypt), server, "certificate required")
     check_reported(server, "no certificate")
     check_open_to_friends(stack, server, encrypt=encrypt)
 
 
-def test_a_dialer_of_a_foreign_authority_is_refused_and_told(stack: ExitStack, encrypt: bool) -> None:
+def test_a_dialer_of_a_foreign_authority_is_refused_and_notified(stack: ExitStack, encrypt: bool) -> None:
     server = open_server(stack, encrypt=encrypt)
     check_refused(open_node(stack, CLIENT, THEIRS.admit(CLIENT), encrypt=encrypt), server, "alert")
     check_reported(server, "certificate was rejected")
@@ -184,8 +188,8 @@ def test_a_certificate_of_another_cluster_is_refused_although_its_authority_is_t
     elsewhere = Authority.create("elsewhere")
     both = Trust(OURS.certificate_pem + elsewhere.certificate_pem)
     server = open_server(stack, trust=both)
-    stranger = open_node(stack, CLIENT, Credentials(CLIENT, "ours", *_parts(elsewhere.admit(CLIENT))), both)
-    check_refused(stranger, server, "belongs to cluster 'elsewhere'")
+    unauthenticated = open_node(stack, CLIENT, Credentials(CLIENT, "ours", *_parts(elsewhere.admit(CLIENT))), both)
+    check_refused(unauthenticated, server, "belongs to cluster 'elsewhere'")
     check_reported(server, "belongs to cluster 'elsewhere'")
 
 
@@ -229,11 +233,11 @@ def test_a_plain_dialer_and_an_encrypting_listener_do_not_meet(stack: ExitStack)
 def test_a_silent_connection_is_dropped_at_its_deadline(stack: ExitStack) -> None:
     server = open_server(stack, handshake_timeout=DEADLINE)
     began = time.monotonic()
-    with stranger_socket(server) as stranger:
+    with unauthenticated_socket(server) as unauthenticated:
         pump([server], lambda: server.refused, "the deadline")
         assert time.monotonic() - began >= DEADLINE
-        assert server.refused == [(local_address(stranger), f"its first byte did not come within {DEADLINE} s")]
-        assert stranger.recv(1) == b""
+        assert server.refused == [(local_address(unauthenticated), f"its first byte did not come within {DEADLINE} s")]
+        assert unauthenticated.recv(1) == b""
     check_open_to_friends(stack, server)
 
 
@@ -242,17 +246,19 @@ def test_a_silent_connection_is_dropped_at_its_deadline(stack: ExitStack) -> Non
 )
 def test_garbage_instead_of_a_handshake_is_refused_at_once(stack: ExitStack, garbage: bytes) -> None:
     server = open_server(stack)
-    with stranger_socket(server) as stranger, server.driving():
-        stranger.sendall(garbage)
+    with unauthenticated_socket(server) as unauthenticated, server.driving():
+        unauthenticated.sendall(garbage)
         wait_for(lambda: server.refused, "the refusal of garbage")
-        assert server.refused[0][0] == local_address(stranger)
+        assert server.refused[0][0] == local_address(unauthenticated)
         assert "the TLS handshake failed" in server.refused[0][1]
     check_open_to_friends(stack, server)
 
 
-def handshake(stranger: socket.socket) -> ssl.SSLSocket:
+def handshake(unauthenticated: socket.socket) -> ssl.SSLSocket:
     context = client_context(OURS.admit(CLIENT), TRUST)
-    return context.wrap_socket(stranger, server_hostname="0000000000000001.ours.nexar", suppress_ragged_eofs=True)
+    return context.wrap_socket(
+        unauthenticated, server_hostname="0000000000000001.ours.nexar", suppress_ragged_eofs=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +266,7 @@ def handshake(stranger: socket.socket) -> ssl.SSLSocket:
 )
 def test_garbage_behind_the_handshake_is_refused_at_once(stack: ExitStack, garbage: bytes) -> None:
     server = open_server(stack)
-    with stranger_socket(server) as stranger, server.driving(), handshake(stranger) as secured:
+    with unauthenticated_socket(server) as unauthenticated, server.driving(), handshake(unauthenticated) as secured:
         address = local_address(secured)
         secured.sendall(garbage)
         wait_for(lambda: server.refused, "the refusal of garbage")
@@ -274,16 +280,16 @@ def test_garbage_below_an_established_carrier_ends_that_carrier_only(stack: Exit
     villain = open_node(stack, CLIENT, OURS.admit(CLIENT), encrypt=encrypt)
     near, far = dial(villain, server)
     side = Side(server, far)
-    far.attach(side.heard)
+    far.attach(side.received)
     near._data.channel.socket.sendall(b"\xff" * 1000)  # type: ignore[attr-defined]
-    pump([server], lambda: side.heard.lost, "the loss")
-    assert side.heard.lost[0].misbehaved
+    pump([server], lambda: side.received.lost, "the loss")
+    assert side.received.lost[0].misbehaved
     check_open_to_friends(stack, server, encrypt=encrypt)
 
 
 def test_a_half_that_comes_alone_is_dropped_at_its_deadline(stack: ExitStack) -> None:
     server = open_server(stack, handshake_timeout=DEADLINE)
-    with server.driving(), stranger_socket(server) as stranger, handshake(stranger) as secured:
+    with server.driving(), unauthenticated_socket(server) as unauthenticated, handshake(unauthenticated) as secured:
         secured.sendall(encode_connection_hello(ConnectionHello(Half.CONTROL, b"t" * 16, False)))
         wait_for(lambda: server.refused, "the deadline")
         assert "its second connection did not come" in server.refused[0][1]
@@ -294,7 +300,7 @@ def test_two_equal_halves_make_no_carrier(stack: ExitStack) -> None:
     server = open_server(stack, handshake_timeout=DEADLINE)
     with server.driving(), ExitStack() as sockets:
         for _ in range(2):
-            secured = sockets.enter_context(handshake(sockets.enter_context(stranger_socket(server))))
+            secured = sockets.enter_context(handshake(sockets.enter_context(unauthenticated_socket(server))))
             secured.sendall(encode_connection_hello(ConnectionHello(Half.DATA, b"t" * 16, False)))
         wait_for(lambda: len(server.refused) == 2, "the deadline of both")
     assert server.accepted == []
@@ -305,7 +311,7 @@ def test_halves_of_different_nodes_are_never_paired(stack: ExitStack) -> None:
     server = open_server(stack, handshake_timeout=DEADLINE)
     with server.driving(), ExitStack() as sockets:
         for node, half in ((CLIENT, Half.CONTROL), (3, Half.DATA)):
-            plain = sockets.enter_context(stranger_socket(server))
+            plain = sockets.enter_context(unauthenticated_socket(server))
             context = client_context(OURS.admit(node), TRUST)
             secured = context.wrap_socket(plain, server_hostname="0000000000000001.ours.nexar")
             sockets.enter_context(secured)
@@ -316,7 +322,7 @@ def test_halves_of_different_nodes_are_never_paired(stack: ExitStack) -> None:
 
 def test_an_oversized_hello_is_refused_before_it_is_read(stack: ExitStack) -> None:
     server = open_server(stack)
-    with server.driving(), stranger_socket(server) as stranger, handshake(stranger) as secured:
+    with server.driving(), unauthenticated_socket(server) as unauthenticated, handshake(unauthenticated) as secured:
         secured.sendall(encode(Frame(kind=FrameKind.HELLO, body=MAX_HELLO_BYTES + 1)))
         wait_for(lambda: server.refused, "the refusal")
         assert "does not speak nexar" in server.refused[0][1]
@@ -329,7 +335,7 @@ def test_a_flood_of_half_open_connections_keeps_nobody_out(stack: ExitStack, enc
     server = open_server(stack, handshake_timeout=2.0, max_pending=256, encrypt=encrypt)
     with ExitStack() as flood:
         for _ in range(300):
-            flood.enter_context(stranger_socket(server, ELSEWHERE))
+            flood.enter_context(unauthenticated_socket(server, ELSEWHERE))
             server.poll()
         pump([server], lambda: len(server.refused) >= 300 - 256, "those without a place to go")
         assert all("wait to authenticate" in reason for _, reason in server.refused)
@@ -342,10 +348,10 @@ def test_a_client_that_is_silent_for_a_while_is_not_displaced_by_many_that_speak
     """A client with latency is silent at first. It keeps its place beside any number of others from elsewhere."""
     server = open_server(stack, max_pending=4)
     waiting = server.transport._listener._candidates  # type: ignore[attr-defined]
-    with stranger_socket(server) as silent, ExitStack() as others:
+    with unauthenticated_socket(server) as silent, ExitStack() as others:
         pump([server], lambda: waiting, "the silent one to be accepted")
         for _ in range(40):
-            speaks = others.enter_context(stranger_socket(server, ELSEWHERE))
+            speaks = others.enter_context(unauthenticated_socket(server, ELSEWHERE))
             speaks.sendall(b"\x16")
             server.poll()
         pump([server], lambda: len(server.refused) == 40 - 3, "those without a place to go")
@@ -353,24 +359,24 @@ def test_a_client_that_is_silent_for_a_while_is_not_displaced_by_many_that_speak
         assert local_address(silent) in {candidate.address for candidate in waiting.values()}
 
 
-def test_a_carrier_works_undisturbed_while_strangers_come_and_go(stack: ExitStack) -> None:
+def test_a_carrier_works_undisturbed_while_unauthenticated_peers_come_and_go(stack: ExitStack) -> None:
     server = open_server(stack)
     friend = open_node(stack, CLIENT, OURS.admit(CLIENT))
     near, far = dial(friend, server)
     pair = Pair(Side(friend, near), Side(server, far))
-    near.attach(pair.left.heard)
-    far.attach(pair.right.heard)
+    near.attach(pair.left.received)
+    far.attach(pair.right.received)
     for number in range(20):
-        with stranger_socket(server) as stranger:
-            stranger.sendall(b"hello?" * number)
+        with unauthenticated_socket(server) as unauthenticated:
+            unauthenticated.sendall(b"hello?" * number)
             pair.check_usable()
     pump([server], lambda: len(server.refused) == 20, "all strangers to be gone")
 
 
-def test_a_stranger_that_hangs_up_in_mid_handshake_is_reported(stack: ExitStack) -> None:
+def test_an_unauthenticated_peer_that_hangs_up_in_mid_handshake_is_reported(stack: ExitStack) -> None:
     server = open_server(stack)
-    with stranger_socket(server) as stranger:
-        stranger.sendall(b"\x16\x03\x01\x02\x00\x01")
+    with unauthenticated_socket(server) as unauthenticated:
+        unauthenticated.sendall(b"\x16\x03\x01\x02\x00\x01")
         server.poll()
     pump([server], lambda: server.refused, "the hang-up")
     assert "closed the connection during the handshake" in server.refused[0][1]

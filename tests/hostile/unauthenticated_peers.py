@@ -1,4 +1,4 @@
-"""What strangers do at a seed's door. Each gives back what it holds open, to be closed by its `with` block."""
+"""What unauthenticated peers do at a seed. Each gives back what it holds open, to be closed by its `with` block."""
 
 import secrets
 import socket
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nexar.testing.transports import why_unavailable
-from tests.cluster.joiners import PATIENCE
+from nexar_tools.transports import why_unavailable
+from tests.cluster.joiners import EVENT_TIMEOUT
 
 Place = tuple[str, int]
 
@@ -27,7 +27,7 @@ def blind_context() -> ssl.SSLContext:
 
 
 def connect(place: Place) -> socket.socket:
-    return socket.create_connection(place, PATIENCE)
+    return socket.create_connection(place, EVENT_TIMEOUT)
 
 
 def connect_tls(place: Place) -> ssl.SSLSocket:
@@ -61,7 +61,7 @@ def quic_endpoint(credentials: Any = None) -> Iterator[Any]:
 
 
 def connect_quic(endpoint: Any, place: Place, *, anonymous: bool = True) -> Any:
-    return endpoint.connect(place, "whoever.there.nexar", PATIENCE, verify=False, anonymous=anonymous)
+    return endpoint.connect(place, "whoever.there.nexar", EVENT_TIMEOUT, verify=False, anonymous=anonymous)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def junk(number: int) -> bytes:
 
 
 class Noise:
-    """Garbage on UDP and TCP until it is stopped, in a thread: so much as strangers send who do not mean us."""
+    """Garbage on UDP and TCP until it is stopped, in a thread: as much as peers send that look for other services."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -127,7 +127,7 @@ class Noise:
             tcp.sendall(junk(self.connections))
             tcp.shutdown(socket.SHUT_WR)
             self.connections += 1
-            if self.connections % 2:  # some hear what they are told, some are gone before
+            if self.connections % 2:  # some read the refusal, some are gone before
                 self._drain(tcp)
 
     def _drain(self, tcp: socket.socket) -> None:

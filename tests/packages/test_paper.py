@@ -10,7 +10,7 @@ import pytest
 import nexar
 from nexar.communicator.bootstrap import bootstrap
 from nexar.config import Config
-from nexar.errors import UsageError
+from nexar.errors import ConfigError, UsageError
 from nexar.security.invitation import parse_ticket
 from nexar.transport import registry
 from nexar.transport.sleeper import PollSleeper
@@ -32,7 +32,7 @@ def case(site: Path) -> Case:
     install("paper", site)
     return Case(
         "paper", make_paper, between_processes=False, dead_address=closed_port, silent_address=silent_port,
-        silent_place=silent_host, raw_socket=open_socket,
+        unresponsive_host=silent_host, raw_socket=open_socket,
     )  # fmt: skip
 
 
@@ -77,12 +77,12 @@ def tear(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every transport of the package raises when it is driven."""
 
     def poll(_: object) -> bool:
-        raise RuntimeError("no paper left")
+        raise RuntimeError("out of memory")
 
     monkeypatch.setattr(sys.modules["nexar_paper"].PaperTransport, "poll", poll)
 
 
-BROKEN = r"the transport 'paper' of the package 'nexar-paper' cannot be used \(RuntimeError: no paper left\)"
+BROKEN = r"the transport 'paper' of the package 'nexar-paper' cannot be used \(RuntimeError: out of memory\)"
 
 
 def test_one_that_raises_ends_the_joining_at_once(
@@ -96,7 +96,7 @@ def test_one_that_raises_ends_the_joining_at_once(
         with pytest.raises(UsageError, match=BROKEN):
             bootstrap(Config(transports=("paper", "tls"), bind="127.0.0.1"), parse_ticket(seed.ticket))
         assert time.monotonic() - begin < 30  # of the 60 that forming may take
-    assert sum("no paper left" in record.getMessage() for record in caplog.records) == 1
+    assert sum("out of memory" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_one_that_raises_ends_the_calls_of_its_node_and_the_others_go_on(
@@ -131,5 +131,5 @@ def test_a_package_that_cannot_be_loaded_is_named(site: Path) -> None:
 def test_a_scheme_that_nobody_has_is_refused_before_anything_is_open() -> None:
     from nexar.cluster.node import Node
 
-    with pytest.raises(UsageError, match="unknown transport 'vellum'; available: "):
+    with pytest.raises(ConfigError, match=r"unknown transport 'vellum'; known: .*quic, shm, tls"):
         Node(Config(transports=("vellum", "tls"), bind="127.0.0.1"))

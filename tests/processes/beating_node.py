@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
 from nexar.wire.control import Beat, CurrentCall, Message, Pong
+from nexar_tools.bare_nodes import LinkedNode
 
 INTERVAL = 0.1
 DOING = (CurrentCall(0, "all_reduce", 1234),)
 
 
 class BeatingNode(LinkedNode):
-    """Gives the beats that it hears to whom the test wants."""
+    """Gives the beats that it receives to whom the test wants."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.beaten: Callable[[int, Beat], None] = lambda *_: None  # written by the test
@@ -31,7 +31,7 @@ class BeatingNode(LinkedNode):
 
 
 def beat_and_hold(node: BeatingNode, link: Link, seconds: float) -> None:
-    """Beat until told to hold the GIL; hold it; then beat for ever."""
+    """Beat until asked to hold the GIL; hold it; then beat for ever."""
     while not node.held.wait(INTERVAL):
         link.send_control(Beat(1, DOING))
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL keeps the GIL, which CDLL would release

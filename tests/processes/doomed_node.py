@@ -10,7 +10,7 @@ import threading
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
-from nexar.cluster.membership import Membership, encode_member
+from nexar.cluster.membership import decode_membership, encode_member
 from tests.unit.cluster.connection_ends import End
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     say({"node": end.node.id, "key": public.decode(), "member": encode_member(end.member).hex()})
     answer = json.loads(sys.stdin.readline())
     end.certify_with(load_pem_x509_certificate(answer["certificate"].encode()), answer["authority"].encode())
-    end.adopt(Membership.decode(bytes.fromhex(answer["membership"])))
+    end.adopt(decode_membership(bytes.fromhex(answer["membership"])))
     wait = threading.Event()
     while not end.lines.peers:
         wait.wait(0.005)

@@ -19,7 +19,7 @@ import numpy as np
 import nexar
 from nexar.communicator import state_transfer
 
-PACE = 0.01
+INTERVAL = 0.01
 """Seconds between two checkpoints: others want the cores, too."""
 
 
@@ -97,7 +97,7 @@ class Life:
                 if change.communicator is None:
                     return False
                 self._wait_for_driver(change.communicator)
-        time.sleep(PACE)
+        time.sleep(INTERVAL)
         return True
 
     def _wait_for_driver(self, successor: nexar.Communicator) -> None:
@@ -199,13 +199,13 @@ def raising() -> None:
     """The state cannot be had at first."""
     life = Life()
     if life.comm.state is None:
-        heard = ""
-        while not heard:
+        received = ""
+        while not received:
             try:
                 life.comm.checkpoint(lambda: {}["the model"])
             except (KeyError, nexar.Cancelled) as error:
-                heard = f"{type(error).__name__}: {error}"
-        say(heard=heard)
+                received = f"{type(error).__name__}: {error}"
+        say(received=received)
     life.until(3)
     life.end()
 
@@ -224,8 +224,8 @@ def waiting() -> None:
 def random_death() -> None:
     """Whoever finds a file `doom` while somebody waits to come in dies somewhere in that checkpoint."""
     life = Life(20_000, goal=3)
-    chance, wishes = random.Random(os.getpid()), life.comm._runtime.checkpoint_requests
-    mine = wishes.mine
+    chance, requests = random.Random(os.getpid()), life.comm._runtime.checkpoint_requests
+    mine = requests.mine
 
     def brought() -> Any:
         """What it brings to a checkpoint."""
@@ -234,7 +234,7 @@ def random_death() -> None:
             claim(chance)
         return found
 
-    wishes.mine = brought  # type: ignore[method-assign]
+    requests.mine = brought  # type: ignore[method-assign]
     while not life.stopped:
         assert life.turn(most=60)
     life.end()

@@ -1,4 +1,4 @@
-"""A rank of a large world: says that the world has formed, waits to be told, then talks to one it has no link to."""
+"""A rank of a large world: says that the world has formed, waits for a signal, then talks to one it has no link to."""
 
 import sys
 import time

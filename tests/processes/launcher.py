@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 MAIN = Path(__file__).with_name("launcher_main.py")
-PATIENCE = 120.0  # seconds: on two cores with ten times as much to do, four ranks need half of it to start
+EVENT_TIMEOUT = 120.0  # seconds: on two cores with ten times as much to do, four ranks need half of it to start
 
 
 class Launch:
@@ -34,13 +34,13 @@ class Launch:
         )
         self.stdout = self.stderr = ""
 
-    def end(self, patience: float = PATIENCE) -> int:
+    def end(self, patience: float = EVENT_TIMEOUT) -> int:
         """Wait for it; what it wrote is in `stdout` and `stderr` then."""
         try:
             self.stdout, self.stderr = self.process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            said = "\n".join(text or "" for text in self.process.communicate(timeout=PATIENCE))
+            said = "\n".join(text or "" for text in self.process.communicate(timeout=EVENT_TIMEOUT))
             raise AssertionError(f"{self.process.args} has not ended in {patience} s; it said:\n{said}") from None
         return self.process.returncode
 
@@ -53,7 +53,7 @@ class Launch:
         if self.process.poll() is None:
             self.process.kill()
         if self.process.stdout is not None and not self.process.stdout.closed:
-            self.process.communicate(timeout=PATIENCE)
+            self.process.communicate(timeout=EVENT_TIMEOUT)
 
 
 def without_notices(said: str) -> str:
@@ -78,7 +78,7 @@ def script(folder: Path, text: str, name: str = "script.py") -> Path:
 
 def await_files(folder: Path, pattern: str, count: int) -> list[Path]:
     """Wait until that many files are there: how ranks say that they have come to a point."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while len(found := sorted(folder.glob(pattern))) < count:
         assert time.monotonic() < deadline, f"only {found} of {count}"
         time.sleep(0.01)
@@ -87,7 +87,7 @@ def await_files(folder: Path, pattern: str, count: int) -> list[Path]:
 
 def await_gone(pid: int) -> None:
     """Wait until a process has ended; one that only waits to be reaped has."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while _runs(pid):
         assert time.monotonic() < deadline, f"process {pid} still runs"
         time.sleep(0.01)

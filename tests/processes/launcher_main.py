@@ -44,7 +44,7 @@ class NoSeed(Context):
         pass
 
 
-class NoAttendant(Context):
+class NoSession(Context):
     def __init__(
         self,
         invitation: Invitation,
@@ -77,7 +77,7 @@ def replace(module: str, **names: object) -> None:
 
 if __name__ == "__main__":
     replace("nexar.cluster.seed", SeedService=NoSeed)
-    replace("nexar.cluster.seed_session", LauncherSession=NoAttendant, ObserverSession=NoAttendant)
+    replace("nexar.cluster.seed_session", LauncherSession=NoSession, ObserverSession=NoSession)
     from nexar.cli.main import main
 
     main()

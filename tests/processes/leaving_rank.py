@@ -38,7 +38,7 @@ class Pair:
 
 
 def part_ways(life: Life) -> bool:
-    """Until all that are left come together again. False: this rank has been told to close."""
+    """Until all that are left come together again. False: this rank has been asked to close."""
     pair = life.comm.split(0 if life.me < 2 else None)
     life.diary.write("right", parted=True)
     talking = None if pair is None else Pair(life, pair)
@@ -53,9 +53,9 @@ def part_ways(life: Life) -> bool:
     return False
 
 
-def main(pace: float) -> None:
+def main(interval: float) -> None:
     with nexar.init() as comm:
-        life = Life(comm, pace)
+        life = Life(comm, interval)
         with life.noticing:
             if part_ways(life):
                 life.live()

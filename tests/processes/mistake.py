@@ -1,4 +1,4 @@
-"""A rank of two that makes one of the mistakes users make, and says what it was told."""
+"""A rank of two that makes one of the mistakes users make, and says which error it got."""
 
 import json
 import os
@@ -87,14 +87,14 @@ def main() -> None:
             comm = world.group(range(world.size))
             assert comm is not None
             comm.barrier()
-            sys.stdout.write(json.dumps({"mistake": mistake, "rank": comm.rank, **told(mistake, comm)}) + "\n")
+            sys.stdout.write(json.dumps({"mistake": mistake, "rank": comm.rank, **reported(mistake, comm)}) + "\n")
             if mistake != "killed":
                 world.barrier()  # so that nobody closes what another still tries to use
                 comm.close()
 
 
-def told(mistake: str, comm: nexar.Communicator) -> dict[str, object]:
-    """What this rank is told when it makes that mistake."""
+def reported(mistake: str, comm: nexar.Communicator) -> dict[str, object]:
+    """The error that this rank gets when it makes that mistake."""
     begin = time.monotonic()
     facts: dict[str, object] = {}
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.processes.launcher import PATIENCE, Launch
+from tests.processes.launcher import EVENT_TIMEOUT, Launch
 
 INTRODUCE = Path(__file__).with_name("introduce.py")
 LATE_LINK = Path(__file__).with_name("late_link.py")
@@ -25,7 +25,7 @@ class Python(Launch):
     program: Sequence[str] = (sys.executable,)
 
 
-def introductions(*ran: Launch, patience: float = PATIENCE) -> dict[int, dict[str, Any]]:
+def introductions(*ran: Launch, patience: float = EVENT_TIMEOUT) -> dict[int, dict[str, Any]]:
     """Wait for these to end well; what their ranks have printed, by rank."""
     found: dict[int, dict[str, Any]] = {}
     for each in ran:
@@ -39,7 +39,7 @@ def introductions(*ran: Launch, patience: float = PATIENCE) -> dict[int, dict[st
 
 def await_ticket(path: Path, seed: Launch) -> str:
     """The ticket that a seed writes to a file; the file appears whole."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while not path.exists():
         assert seed.process.poll() is None, seed.process.communicate()
         assert time.monotonic() < deadline, "the seed does not open"

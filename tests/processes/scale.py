@@ -1,4 +1,4 @@
-"""How large the process tests are, and how they tell what they measured.
+"""How large the process tests are, and how they report what they measured.
 
 The suite proves each line of the contract at a size that two busy cores bear; NEXAR_FULL=1 runs it at the contract's
 own size and holds it to the contract's own figures.
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 
 T = TypeVar("T")
 MIB = 1 << 20

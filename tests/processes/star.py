@@ -17,8 +17,8 @@ from nexar.config import Config
 from nexar.links.link import Link
 from nexar.security.authority import Authority
 from nexar.security.certificates import Trust
-from nexar.testing.peer_process import PeerHandle
-from nexar.testing.peer_protocol import ConnectTo, PeerStart, reference
+from nexar_tools.peer_process import PeerHandle
+from nexar_tools.peer_protocol import ConnectTo, PeerStart, reference
 from tests.processes.talk import TALKING, TalkingNode
 
 HERE = 0x10
@@ -71,12 +71,12 @@ class Star:
         function: Callable[..., Any],
         arguments: Sequence[Any] = (),
         *,
-        assembly: str = TALKING,
+        node_class: str = TALKING,
         peer_dials: Sequence[str] | None = None,
     ) -> Ray:
         """A process that calls `function(node, link, *arguments)`. `peer_dials`: by these schemes, rather than we."""
         deadline = time.monotonic() + STARTING
-        ray = self._begin(function, arguments, assembly, deadline)
+        ray = self._begin(function, arguments, node_class, deadline)
         if peer_dials is None:
             ray.peer.order(ConnectTo(), deadline)
             ray.link = self.node.connect(ray.number, ray.addresses)
@@ -86,13 +86,13 @@ class Star:
             ray.link = self.node.accept(STARTING)
         return ray
 
-    def _begin(self, function: Callable[..., Any], arguments: Sequence[Any], assembly: str, deadline: float) -> Ray:
+    def _begin(self, function: Callable[..., Any], arguments: Sequence[Any], node_class: str, deadline: float) -> Ray:
         number = HERE + 1 + len(self.rays)
         peer = PeerHandle()
         self._stack.push(peer.leave)
         start = PeerStart(
             credentials=self.authority.admit(number), trust=self.trust, peer=HERE, schemes=self.schemes,
-            host="127.0.0.1", settings=self.settings, assembly=assembly, function=reference(function),
+            host="127.0.0.1", settings=self.settings, node_class=node_class, function=reference(function),
             arguments=list(arguments), path=sys.path, timeout=STARTING,
         )  # fmt: skip
         peer.order(start, deadline)

@@ -19,7 +19,7 @@ import numpy as np
 
 import nexar
 from nexar.cluster.decisions.formed_cluster import SEED_CONNECTION_BROKE
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.membership import Change, Membership, encode_membership
 
 SELDOM = 0.02
 """Seconds between two lines that say the same."""
@@ -40,10 +40,10 @@ class Diary:
 class Life:
     """Of one rank, with whichever communicator it has."""
 
-    def __init__(self, comm: nexar.Communicator, pace: float) -> None:
+    def __init__(self, comm: nexar.Communicator, interval: float) -> None:
         self.comm = comm
         self.me = comm.rank
-        self.pace = pace
+        self.interval = interval
         self.diary = Diary(self.me)
         self._first = {member.node: rank for rank, member in enumerate(comm.membership.members)}
         self._rounds = 0
@@ -53,15 +53,15 @@ class Life:
 
     def _observe(self, comm: nexar.Communicator) -> None:
         """Write down each membership when it is adopted, also one that comes to no communicator."""
-        presence = comm._runtime
-        adopt = presence.changed
+        runtime = comm._runtime
+        adopt = runtime.membership_adopted
 
         def adopted(change: Change, after: Membership) -> None:
-            digest = hashlib.sha256(after.encode()).hexdigest()
+            digest = hashlib.sha256(encode_membership(after)).hexdigest()
             self.diary.write("adopted", epoch=after.epoch, membership=digest, ranks=self._ranks(after))
             adopt(change, after)
 
-        presence.changed = adopted  # type: ignore[method-assign]
+        runtime.membership_adopted = adopted  # type: ignore[method-assign]
         self.noticing = comm.failure_events(
             lambda event: self.diary.write("noticed", state=event.state, rank=event.rank, cause=event.cause)
         )
@@ -85,7 +85,7 @@ class Life:
                 if os.environ.get("NEXAR_RECOVERY_POLICY") != "manual":
                     raise
                 self._wait_for_driver(self.comm.shrink())
-            except (nexar.NoQuorum, nexar.RecoveryTimeout) as error:  # it may be told more, when the network is mended
+            except (nexar.NoQuorum, nexar.RecoveryTimeout) as error:  # more may follow, when the network heals
                 self._say_error(error)
                 if Path("stop").exists():
                     return
@@ -105,8 +105,8 @@ class Life:
         if x[0] != sum(2.0**rank for rank in ranks):
             self.diary.write("wrong", sum=x[0], ranks=ranks, epoch=self.comm.epoch)
         self._say_seldom("right", epoch=self.comm.epoch, rank=self.comm.rank, size=self.comm.size, ranks=ranks)
-        if self.pace:
-            time.sleep(self.pace)
+        if self.interval:
+            time.sleep(self.interval)
         return bool(x[1])
 
     def _wait_for_driver(self, successor: nexar.Communicator, change: nexar.MembershipChanged | None = None) -> None:
@@ -145,10 +145,10 @@ class Life:
         self.comm._runtime.mesh.links()[node].lose("cut by the test")
 
     def do_starve(self, rank: int, pid: int) -> None:
-        """This rank gets no CPU from now on, and this node is told that its connection to the seed broke."""
+        """This rank gets no CPU from now on, and this node is informed that its connection to the seed broke."""
         node = next(node for node, first in self._first.items() if first == rank)
         os.kill(pid, signal.SIGSTOP)
-        self.comm._runtime.seed_reported_dead(node, self.comm.epoch, SEED_CONNECTION_BROKE)
+        self.comm._runtime.seed_reported_death(node, self.comm.epoch, SEED_CONNECTION_BROKE)
 
     def do_hold(self, seconds: int) -> None:
         """Do nothing, and let no other thread of Python do anything."""
@@ -159,9 +159,9 @@ class Life:
         raise ZeroDivisionError("ordered by the test")
 
 
-def main(pace: float) -> None:
+def main(interval: float) -> None:
     with nexar.init() as comm:
-        life = Life(comm, pace)
+        life = Life(comm, interval)
         with life.noticing:
             life.live()
         life.diary.write("leaves")

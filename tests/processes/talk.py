@@ -14,11 +14,11 @@ from nexar.links.link import Link
 from nexar.links.messages import Receive
 from nexar.links.operation import Operation
 from nexar.links.sending import MessageHeader
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.transports import why_unavailable
 from nexar.types import AwaitedPeer
 from nexar.wire.control import Message, Ping, Pong
 from nexar.wire.frame import Space
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.transports import why_unavailable
 
 IDLE_TIMEOUT = 2.0
 KEEP_ALIVE = 0.4
@@ -51,7 +51,7 @@ def source_of_zeros(size: int) -> memoryview:
 
 
 def noise(size: int) -> bytes:
-    """Bytes whose hash tells when a piece of them went wrong."""
+    """Bytes whose hash shows when a piece of them went wrong."""
     block = os.urandom(min(size, (1 << 20) + 13))
     return (block * (size // len(block) + 1))[:size]
 
@@ -60,7 +60,7 @@ def noise(size: int) -> bytes:
 
 
 def echo(node: LinkedNode, link: Link, tags: Sequence[int] = (8,)) -> int:
-    """Answer on each tag, a thread for each but the first, until told to end. Returns how many were answered."""
+    """Answer on each tag, a thread for each but the first, until asked to end. Returns how many were answered."""
     counts = [0] * len(tags)
     threads = [threading.Thread(target=_echo, args=(node, link, tag, counts, n)) for n, tag in enumerate(tags) if n]
     for thread in threads:

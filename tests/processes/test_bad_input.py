@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from nexar.security.invitation import Invitation, format_ticket, make_secret
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 from tests.processes.launcher import script
 from tests.processes.nexar_command import Nexar, Python
 
@@ -92,13 +92,13 @@ def test_a_script_with_wrong_settings_shows_its_own_line_and_the_reason(refused,
     assert words in last_of(refused(Python, "join.py", **variables))
 
 
-def test_a_seed_is_told_that_its_port_is_taken(refused, taken):
+def test_a_seed_is_notified_that_its_port_is_taken(refused, taken):
     said = complaint(refused(Nexar, "seed", "--size", 2, "--listen", f"127.0.0.1:{taken}", code=2))
     assert f"cannot listen on 127.0.0.1:{taken}: Address already in use" in said
     assert "take another port" in said
 
 
-def test_a_rank_is_told_that_its_port_is_taken(refused, taken):
+def test_a_rank_is_notified_that_its_port_is_taken(refused, taken):
     said = refused(Nexar, "run", "join.py", NEXAR_PORT=str(taken), NEXAR_BIND="127.0.0.1")
     assert f"NEXAR_PORT = {taken} is refused\n" in said
     assert "allowed: a port that is free for UDP and TCP" in said
@@ -113,7 +113,7 @@ def test_a_rank_is_told_that_its_port_is_taken(refused, taken):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("taken", ["tcp"], indirect=True)
-def test_a_port_that_others_are_to_look_at_and_is_taken_is_told_before_anybody_starts(
+def test_a_port_that_others_are_to_look_at_and_is_taken_is_reported_before_anybody_starts(
     refused, taken, options, variables, words
 ):
     options = [option.format(taken) for option in options]

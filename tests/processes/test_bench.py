@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from nexar.cli.bench.systems import ProcessStart, SystemFailed, SystemPlan, SystemRanks, opened_hosts
-from nexar.testing.network_namespaces import permitted
+from nexar_tools.network_namespaces import permitted
 from tests.unit.cli.bench.orders import ORDER
 
-PATIENCE = 150.0
+EVENT_TIMEOUT = 150.0
 SHORT = ("-n", "5", "-w", "1", "--rounds", "1")
 needs_namespaces = pytest.mark.skipif(permitted() is not None, reason=str(permitted()))
 
@@ -33,7 +33,7 @@ def nexar(*arguments, cwd):
     environment = {name: text for name, text in os.environ.items() if not name.startswith("NEXAR_")}
     return subprocess.run(
         [sys.executable, "-m", "nexar", *arguments],
-        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE,
+        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=EVENT_TIMEOUT,
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_two_hosts_are_made_and_removed(tmp_path):
     ran = bench("p2p-latency", "-e", "8", "--hosts", "2", "--mtu", "9000", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "MTU 9000" in ran.stdout
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=EVENT_TIMEOUT)
     assert "nexar-bench" not in listed.stdout
 
 
@@ -83,7 +83,7 @@ def test_two_hosts_are_made_and_removed(tmp_path):
 def test_hosts_reach_one_another_through_the_wire():
     with opened_hosts(2, 9000) as (first, second):
         ping = [*first.prefix, sys.executable, "-c", "import socket; print(socket.if_nameindex())"]
-        seen = subprocess.run(ping, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+        seen = subprocess.run(ping, capture_output=True, text=True, check=True, timeout=EVENT_TIMEOUT).stdout
         assert first.interface in seen
         assert first.address != second.address
 
@@ -110,19 +110,20 @@ serve(System(), sys.argv[1])
         starts = tuple(ProcessStart((sys.executable, "-c", program, path, str(rank))) for rank in range(ranks))
         return SystemRanks(SystemPlan("x", starts, ""), 2, path=path, environment=os.environ, folder=folder)
 
-    def test_ranks_answer_by_rank_and_tell_their_version(self, tmp_path):
+    def test_ranks_answer_by_rank_and_report_their_version(self, tmp_path):
         with self.runners(tmp_path) as ranks:
-            replies = ranks.ask(ORDER, PATIENCE)
+            replies = ranks.ask(ORDER, EVENT_TIMEOUT)
             assert ranks.version == "7"
         assert [len(reply.nanoseconds) for reply in replies] == [3, 3]
 
-    def test_a_rank_that_dies_is_named_with_its_last_words(self, tmp_path):
+    def test_a_rank_that_dies_is_named_with_its_last_output(self, tmp_path):
         with (
             self.runners(tmp_path) as ranks,
             pytest.raises(SystemFailed, match=r"(?s)x: rank 0 is gone.*I am dying"),
         ):
-            ranks.ask(replace(ORDER, op="max"), PATIENCE)
+            ranks.ask(replace(ORDER, op="max"), EVENT_TIMEOUT)
 
+    @pytest.mark.full
     def test_a_rank_that_does_not_answer_is_named(self, tmp_path):
         with self.runners(tmp_path) as ranks, pytest.raises(SystemFailed, match="rank 0 did not answer"):
             ranks.ask(replace(ORDER, op="min"), 0.2)
@@ -132,7 +133,7 @@ serve(System(), sys.argv[1])
         with pytest.raises(SystemFailed, match=r"(?s)ended with code 1.*no MPI here"), failing:
             pass
 
-    def test_a_rank_that_leaves_before_it_says_who_it_is_is_told_of(self, tmp_path):
+    def test_a_rank_that_leaves_before_it_says_who_it_is_is_reported(self, tmp_path):
         silent = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]); print('oh')"
         with pytest.raises(SystemFailed, match="a rank disconnected without a hello"), self.runners(tmp_path, silent):
             pass

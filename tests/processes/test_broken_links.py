@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 from tests.processes.scale import measured, sized
 from tests.processes.story import Story
 
@@ -15,7 +15,7 @@ HELD = sized(4, 15)
 
 def after(story: Story, rank: int) -> float | None:
     """When this rank has summed on a successor for the first time."""
-    return next((float(line["at"]) for line in story.told(rank, "right") if line["epoch"] > 1), None)
+    return next((float(line["at"]) for line in story.reported(rank, "right") if line["epoch"] > 1), None)
 
 
 def test_a_connection_that_breaks_and_is_made_anew_costs_nobody_the_membership(
@@ -28,9 +28,9 @@ def test_a_connection_that_breaks_and_is_made_anew_costs_nobody_the_membership(
         took = max(after(story, rank) or 0.0 for rank in range(4)) - cut
         story.await_more(range(4))
         story.finish()
-        changes = [story.told(rank, "changed") for rank in range(4)]
+        changes = [story.reported(rank, "changed") for rank in range(4)]
     assert all(changes)
-    assert all((line["ranks"], line["lost"]) == ([0, 1, 2, 3], {}) for told in changes for line in told)
+    assert all((line["ranks"], line["lost"]) == ([0, 1, 2, 3], {}) for reported in changes for line in reported)
     measured(record_property, recovery_ms=round(took * 1e3, 1))
 
 
@@ -40,12 +40,12 @@ def test_a_rank_that_holds_the_gil_is_reported_as_stuck_and_stays(tmp_path: Path
     with Story(tmp_path, 3, **settings) as story:
         story.order(1, "hold", HELD)
         story.await_all(
-            [0, 2], lambda rank: bool(story.told(rank, "noticed", state="stuck", rank=1)), "word of a stuck rank"
+            [0, 2], lambda rank: bool(story.reported(rank, "noticed", state="stuck", rank=1)), "word of a stuck rank"
         )
         story.await_more([0, 1, 2])
         story.finish()
-        noticed = {rank: story.told(rank, "noticed") for rank in (0, 2)}
-        assert not any(story.told(rank, "changed") for rank in range(3))
+        noticed = {rank: story.reported(rank, "noticed") for rank in (0, 2)}
+        assert not any(story.reported(rank, "changed") for rank in range(3))
     for lines in noticed.values():
         stuck = [line["cause"] for line in lines if (line["state"], line["rank"]) == ("stuck", 1)]
         assert any("alive" in cause and "stuck" in cause for cause in stuck), lines

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.collectives.cases import Judged, complaints
 from tests.processes.collectives_rank import GIB, sample
-from tests.processes.launcher import PATIENCE
+from tests.processes.launcher import EVENT_TIMEOUT
 from tests.processes.nexar_command import Nexar, introductions
 from tests.processes.scale import FULL, measured, schemes, sized
 from tests.processes.test_link_huge import available_bytes
@@ -22,7 +22,7 @@ TRANSPORTS = {"shm": "shm,tls", "quic": "quic", "tls": "tls", "shm+quic": "shm,q
 
 
 def run(
-    task: str, hosts: str, scheme: str, *numbers: object, folder: Path, patience: float = PATIENCE
+    task: str, hosts: str, scheme: str, *numbers: object, folder: Path, patience: float = EVENT_TIMEOUT
 ) -> dict[int, Any]:
     """What each rank got."""
     size = sum(int(each) for each in hosts.split("+"))
@@ -68,6 +68,7 @@ def test_ranks_of_several_hosts_are_right_on_two_levels(scheme: str, hosts: str,
 # ---------------------------------------------------------------- many
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("task", "count"), [("in_a_row", sized(3000, 100_000)), ("in_flight", sized(1000, 10_000))])
 @schemes(*sized(["shm", "quic"], ["shm", "quic", "tls"]))
@@ -99,6 +100,7 @@ def test_the_gradient_of_a_resnet_50_is_reduced(scheme: str, size: int, tmp_path
     assert [each["wrong"] for each in found.values()] == [0] * size
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @schemes(*sized(["tls"], ["shm", "quic", "tls"]))
 def test_more_than_4_gib_are_reduced(scheme: str, tmp_path: Path, record_property: Any) -> None:
@@ -115,7 +117,7 @@ def test_more_than_4_gib_are_reduced(scheme: str, tmp_path: Path, record_propert
 
 @pytest.mark.parametrize("turn", range(sized(1, 3)))
 @schemes("shm", "tls", "shm+quic")
-def test_ctrl_c_ends_a_collective_at_once_and_the_others_are_told(scheme: str, turn: int, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_collective_at_once_and_the_others_are_notified(scheme: str, turn: int, tmp_path: Path) -> None:
     """The last rank, for whom the others wait, may have all that it needs when it comes."""
     hosts = LAYOUTS[(["shm", "tls", "shm+quic"].index(scheme) + turn) % 3]
     found = run("interrupted", hosts, scheme, folder=tmp_path)

@@ -1,9 +1,9 @@
-"""A rank without memory for a collective: its call raises MemoryError, and the others are told at once."""
+"""A rank without memory for a collective: its call raises MemoryError, and the others are notified at once."""
 
 import gc
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from tests.processes.scale import MIB, schemes
 from tests.processes.talk import await_that
 from tests.processes.test_messages_without_memory import address_space
 
+pytestmark = pytest.mark.full
+
 SIZE = 3
 POOR = 1  # the rank without memory
 BLOCK = 144 * MIB  # bytes that the poor rank cannot have
 SPARE = 64 * MIB  # less than half of that, enough for all else, threads included
+STACK = 2 * MIB  # address space of a thread; with the usual 8 MiB, threads that start together could exceed SPARE
 TIMEOUT = 30.0
 FOLDER = "TEST_LIMITS_FOLDER"
 
@@ -138,7 +141,17 @@ def call_started(comm: Communicator) -> list[str]:
     return call_all(comm, started=True)
 
 
+@pytest.fixture
+def small_stacks() -> Iterator[None]:
+    """Processes started meanwhile give their threads stacks of STACK bytes."""
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_STACK, before)
+
+
 @pytest.mark.timeout(len(VERBS) * TIMEOUT)
+@pytest.mark.usefixtures("small_stacks")
 @pytest.mark.parametrize("calls", [call_blocking, call_started])
 @schemes("tls", "shm")
 def test_a_rank_without_memory_for_a_collective_gives_it_up_for_all(

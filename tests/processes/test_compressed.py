@@ -21,7 +21,7 @@ def test_survivors_find_array_and_residual_as_they_were_and_go_on(
     with Nexar(
         "run", "-n", 3, "--on-failure", "continue", RANK, compressor, cwd=tmp_path, NEXAR_TRANSPORTS=transports
     ) as running:
-        told = introductions(running)
-    assert sorted(told) == [0, 1]
-    assert [(each["changes"], each["size"], each["untouched"]) for each in told.values()] == [(1, 2, True)] * 2
-    assert told[0]["last"] == told[1]["last"]
+        reported = introductions(running)
+    assert sorted(reported) == [0, 1]
+    assert [(each["changes"], each["size"], each["untouched"]) for each in reported.values()] == [(1, 2, True)] * 2
+    assert reported[0]["last"] == reported[1]["last"]

@@ -11,10 +11,10 @@ import pytest
 
 from nexar import Config
 from nexar.cli.doctor.machine import inspect_machine, try_round_trip
-from nexar.testing.network_namespaces import NetworkNamespaces
-from nexar.testing.transports import why_unavailable
+from nexar_tools.network_namespaces import NetworkNamespaces
+from nexar_tools.transports import why_unavailable
 
-PATIENCE = 150.0
+EVENT_TIMEOUT = 150.0
 NEXAR = (sys.executable, "-m", "nexar")
 needs_quic = pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 
@@ -30,7 +30,7 @@ class Doctor:
         )  # fmt: skip
 
     def end(self):
-        self.stdout, self.stderr = self.process.communicate(timeout=PATIENCE)
+        self.stdout, self.stderr = self.process.communicate(timeout=EVENT_TIMEOUT)
         return self.process.returncode
 
     def __enter__(self):
@@ -39,7 +39,7 @@ class Doctor:
     def __exit__(self, *exc):
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate(timeout=PATIENCE)
+            self.process.communicate(timeout=EVENT_TIMEOUT)
 
 
 def run(*arguments, cwd, **variables):
@@ -54,7 +54,7 @@ def meet(places, folder, *arguments, **variables):
     with ExitStack() as stack:
         opener = ("--size", str(len(places)), "--ticket-file", str(ticket), *arguments)
         doctors = [stack.enter_context(Doctor(*opener, cwd=folder, enter=places[0], **variables))]
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + EVENT_TIMEOUT
         while not ticket.exists():
             assert doctors[0].process.poll() is None, doctors[0].process.communicate()
             assert time.monotonic() < deadline
@@ -128,7 +128,7 @@ def test_doctors_of_one_machine_reach_one_another(tmp_path):
 
 def test_the_launcher_may_start_doctors(tmp_path):
     command = [*NEXAR, "run", "-n", "2", "-m", "nexar", "doctor"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=EVENT_TIMEOUT, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "[rank 0] who reaches whom over TCP" in ran.stdout
 
@@ -176,9 +176,10 @@ def test_a_host_that_drops_udp_is_named_with_the_remedy(network, tmp_path):
     assert "open port 4000 for UDP there, or set NEXAR_TRANSPORTS=shm,tls" in change
 
 
+@pytest.mark.full
 @pytest.mark.netns
 @needs_quic
-def test_a_host_that_drops_tcp_works_over_udp_and_hears_what_would_help(network, tmp_path):
+def test_a_host_that_drops_tcp_works_over_udp_and_learns_what_would_help(network, tmp_path):
     network.drop(1, protocol="tcp")
     first, second = doctors_on(network, tmp_path)
     assert (first.process.returncode, second.process.returncode) == (0, 0), first.stdout + first.stderr

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.processes.launcher import await_files
 from tests.processes.nexar_command import Nexar
 
@@ -18,6 +20,7 @@ def analyzed(directory: Path) -> tuple[int, list[dict[str, object]]]:
     return status, json.loads(ran.stdout)["findings"]
 
 
+@pytest.mark.full
 def test_a_timeout_leaves_dumps_of_all_ranks_that_name_the_line_in_which_the_missing_one_is(tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     with Nexar("run", "-n", 3, RANK, 1.0, cwd=tmp_path, NEXAR_DUMP_DIR="dumps") as ran:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.launcher import PATIENCE, await_files
+from tests.processes.launcher import EVENT_TIMEOUT, await_files
 from tests.processes.nexar_command import Nexar, Python, await_ticket
 from tests.processes.scale import MIB, measured, sized
 
@@ -55,18 +55,18 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield Scene(tmp_path, running)
 
 
-def told(rank: Python) -> list[dict[str, Any]]:
+def reported(rank: Python) -> list[dict[str, Any]]:
     """What a rank has said; it ends well."""
     assert rank.end() == 0, rank.stderr
     return [json.loads(line) for line in rank.stdout.splitlines()]
 
 
 def with_fact(rank: Python, fact: str) -> list[dict[str, Any]]:
-    return [line for line in told_once(rank) if fact in line]
+    return [line for line in reported_once(rank) if fact in line]
 
 
-def told_once(rank: Python) -> list[dict[str, Any]]:
-    return told(rank) if not rank.stdout else [json.loads(line) for line in rank.stdout.splitlines()]
+def reported_once(rank: Python) -> list[dict[str, Any]]:
+    return reported(rank) if not rank.stdout else [json.loads(line) for line in rank.stdout.splitlines()]
 
 
 # ---------------------------------------------------------------- as it is wanted
@@ -75,6 +75,7 @@ def told_once(rank: Python) -> list[dict[str, Any]]:
 SPARSE = ["k_regular:2", "k_regular:4", "hypercube"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("topology", ["full_mesh", *sized(SPARSE[:1], SPARSE)])
 def test_two_become_five_then_three_then_six_and_joiners_have_the_state_bit_by_bit(
     topology: str, scene: Scene, record_property: Any
@@ -92,7 +93,7 @@ def test_two_become_five_then_three_then_six_and_joiners_have_the_state_bit_by_b
     assert sorted(line["end"] for line in ended) == list(range(6))
     assert len({line["step"] for line in ended}) == 1
     left = [sorted(line["left"]) for rank in ranks for line in with_fact(rank, "left") if line["left"]]
-    assert sorted(left) == [["0"], *[["0", "3"]] * 3, ["3"]]  # who leaves is told of itself
+    assert sorted(left) == [["0"], *[["0", "3"]] * 3, ["3"]]  # a rank that leaves is notified of its own departure
     took = [line["took"] for rank in ranks for line in with_fact(rank, "took") if line["joined"]]
     measured(record_property, state_bytes=8 * count, longest_checkpoint_s=round(max(took), 3), checkpoints=len(took))
 
@@ -105,7 +106,7 @@ def test_more_than_form_the_cluster_may_come_at_once_and_all_are_let_in(scene: S
     assert sorted(line["end"] for rank in ranks for line in with_fact(rank, "end")) == [0, 1, 2, 3]
 
 
-def test_a_rank_that_is_asked_to_go_goes_and_hears_why(scene: Scene) -> None:
+def test_a_rank_that_is_asked_to_go_goes_and_learns_why(scene: Scene) -> None:
     scene.open(3)
     ranks = scene.start("removing", number=3)
     left = [line["left"] for rank in ranks for line in with_fact(rank, "left")]
@@ -125,7 +126,7 @@ def test_who_would_leave_too_few_goes_when_another_has_come(scene: Scene) -> Non
     assert [line["size"] for rank in ranks for line in with_fact(rank, "end")] == [2, 2]
 
 
-def test_who_comes_above_the_maximum_is_refused_and_told_so(scene: Scene) -> None:
+def test_who_comes_above_the_maximum_is_refused_and_notified(scene: Scene) -> None:
     scene.open(2, "--max", 2)
     ranks = scene.start("member", 2, number=2)
     scene.await_size(2)
@@ -139,6 +140,7 @@ def test_who_comes_above_the_maximum_is_refused_and_told_so(scene: Scene) -> Non
 # ---------------------------------------------------------------- as it is not wanted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", ["offered", "taken"])
 @pytest.mark.parametrize("transports", ["shm,quic,tls", "tls"])
 def test_a_joiner_that_dies_during_the_transfer_is_left_out_and_the_next_comes_in(
@@ -156,6 +158,7 @@ def test_a_joiner_that_dies_during_the_transfer_is_left_out_and_the_next_comes_i
     assert [line["size"] for line in ended] == [3, 3, 3]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", ["asked", "sent"])
 def test_a_giver_that_dies_during_the_transfer_is_replaced_at_the_next_checkpoint(scene: Scene, moment: str) -> None:
     scene.open(3)
@@ -171,20 +174,20 @@ def test_a_giver_that_dies_during_the_transfer_is_replaced_at_the_next_checkpoin
     assert joined["joined"] == 2
 
 
-def test_a_state_that_cannot_be_had_is_heard_of_by_all_and_the_joiner_comes_later(scene: Scene) -> None:
+def test_a_state_that_cannot_be_had_is_reported_to_all_and_the_joiner_comes_later(scene: Scene) -> None:
     scene.open(2)
     ranks = scene.start("raising", number=2)
     scene.await_size(2)
     ranks += scene.start("raising")
-    heard = sorted(line["heard"] for rank in ranks for line in with_fact(rank, "heard"))
-    assert len(heard) == 2
-    assert heard[0].startswith("Cancelled: ")
-    assert "state() raised KeyError: 'the model'" in heard[0]
-    assert heard[1] == "KeyError: 'the model'"
+    received = sorted(line["received"] for rank in ranks for line in with_fact(rank, "received"))
+    assert len(received) == 2
+    assert received[0].startswith("Cancelled: ")
+    assert "state() raised KeyError: 'the model'" in received[0]
+    assert received[1] == "KeyError: 'the model'"
     assert [line["size"] for rank in ranks for line in with_fact(rank, "end")] == [3, 3, 3]
 
 
-def test_all_are_told_when_joiners_do_not_come_in_time(scene: Scene) -> None:
+def test_all_are_notified_when_joiners_do_not_come_in_time(scene: Scene) -> None:
     scene.open(2)
     ranks = scene.start("waiting", number=2)
     late = [line["late"] for rank in ranks for line in with_fact(rank, "late")]
@@ -192,6 +195,7 @@ def test_all_are_told_when_joiners_do_not_come_in_time(scene: Scene) -> None:
     assert all("joiners: 2 are needed, 0 wait" in each for each in late)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(sized(300, 600))
 def test_ranks_that_die_anywhere_in_a_checkpoint_do_not_stop_the_others(scene: Scene, record_property: Any) -> None:
     """Three members; in each round one comes in and one dies in the checkpoint that was to let it in."""
@@ -258,7 +262,7 @@ def await_said(ranks: list[Python], fact: str) -> None:
 
 def await_gone_round(scene: Scene, ranks: list[Python], number: int) -> None:
     """Wait until so many have died, and three are together again."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while sum(rank.process.poll() is not None for rank in ranks) < number or not together(scene, ranks):
         assert time.monotonic() < deadline, f"round {number}"
         time.sleep(0.01)

@@ -49,6 +49,7 @@ def test_a_rank_that_is_killed_is_started_again_and_joins(start, tmp_path):
     assert "lost" not in run.stderr
 
 
+@pytest.mark.full
 def test_who_is_started_again_when_the_others_have_finished_is_lost_and_the_run_is_good(start, tmp_path):
     run = start("run", "-n", 2, "--elastic", "--max-restarts", 1, RANK, NEXAR_ELASTIC_MIN_WORLD_SIZE="1")
     await_files(tmp_path, "size2.epoch1.*", 2)

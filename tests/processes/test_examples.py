@@ -7,31 +7,33 @@ import time
 
 import pytest
 
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 from tests.architecture.sources import ROOT
 from tests.processes.nexar_command import Nexar, Python
 
+pytestmark = pytest.mark.full  # each starts a cluster, and some train a network
+
 EXAMPLES = ROOT / "examples"
-PATIENCE = 100.0
+EVENT_TIMEOUT = 100.0
 
 
 def run_ranks(folder, name, count=4):
     """What the ranks of an example have shown; it has to end well."""
     with Nexar("run", "-n", count, EXAMPLES / f"{name}.py", cwd=folder) as run:
-        assert run.end(PATIENCE) == 0, run.stdout + run.stderr
+        assert run.end(EVENT_TIMEOUT) == 0, run.stdout + run.stderr
     return run.stdout
 
 
 def run_alone(folder, name):
     """The same for an example that starts its ranks itself."""
     with Python(EXAMPLES / f"{name}.py", cwd=folder) as run:
-        assert run.end(PATIENCE) == 0, run.stdout + run.stderr
+        assert run.end(EVENT_TIMEOUT) == 0, run.stdout + run.stderr
     return run.stdout
 
 
 def await_text(path, pattern):
     """Wait until a file says this; what the first group of the pattern matched."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while not (path.exists() and (found := re.search(pattern, path.read_text(), re.MULTILINE))):
         assert time.monotonic() < deadline, f"{path.name} never says {pattern}"
         time.sleep(0.01)
@@ -58,7 +60,7 @@ def test_two_hosts_are_two_names_where_namespaces_are_not_permitted(tmp_path):
     (search / "ip").write_text("#!/bin/sh\necho no >&2; exit 1")  # found first, and permits nothing
     (search / "ip").chmod(0o755)
     with Python(EXAMPLES / "two_hosts.py", cwd=tmp_path, PATH=str(search)) as run:
-        assert run.end(PATIENCE) == 0, run.stderr
+        assert run.end(EVENT_TIMEOUT) == 0, run.stderr
     assert "two hosts by host id only" in run.stdout
     assert "share that each rank sent to the other host: 50%, 50%, 50%, 50%" in run.stdout
 
@@ -72,7 +74,7 @@ def test_a_network_learns_on_when_a_rank_that_trains_it_is_killed(tmp_path):
         victim = int(await_text(logs / "rank_2.stdout.log", r"I am process (\d+)"))
         await_text(logs / "rank_0.stdout.log", r"(step 0): 4 ranks")
         os.kill(victim, signal.SIGKILL)
-        assert run.end(PATIENCE) == 0, run.stderr
+        assert run.end(EVENT_TIMEOUT) == 0, run.stderr
     assert "rank 2 was killed by SIGKILL and is lost" in run.stderr
     shown = (logs / "rank_0.stdout.log").read_text()
     (first, before), *_, (last, after) = losses(shown)

@@ -5,7 +5,7 @@ import pytest
 from tests.processes.launcher import script, without_notices
 from tests.processes.nexar_command import Nexar
 
-PATIENCE = 120.0
+EVENT_TIMEOUT = 120.0
 START = """
 import nexar, numpy
 comm = nexar.init()
@@ -35,7 +35,7 @@ if rank == 0:
 
 def run(folder, text, *options, start=START):
     with Nexar("run", "-n", 2, *options, script(folder, start + text), cwd=folder) as running:
-        running.end(PATIENCE)
+        running.end(EVENT_TIMEOUT)
     return running
 
 

@@ -1,4 +1,4 @@
-"""A process that is stopped: the others go on without it, and when it continues it is told, and disturbs nobody."""
+"""A process that is stopped: the others go on without it, and when it continues it is notified, and disturbs nobody."""
 
 import time
 from pathlib import Path
@@ -25,8 +25,8 @@ def test_a_rank_that_is_stopped_is_lost_and_when_it_continues_it_is_expelled(
         expelled = story.await_error(1, "Expelled")
         story.await_more([0, 2, 3])
         story.finish()
-        (change,) = story.told(0, "changed")
-    assert took > TIMEOUT / 2  # packets were heard until it was stopped, beats a little before
+        (change,) = story.reported(0, "changed")
+    assert took > TIMEOUT / 2  # packets were received until it was stopped, beats a little before
     assert (expelled["epoch"], expelled["reason"]) == (2, causes(change)[1])
     assert change["ranks"] == [0, 2, 3]
     measured(record_property, recovery_s=round(took, 2))

@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_publ
 
 from nexar.cluster.decisions.failure_detector import LivenessReport
 from nexar.cluster.heartbeat import Heartbeat
-from nexar.cluster.membership import Member, Membership, decode_member
+from nexar.cluster.membership import Member, Membership, decode_member, encode_membership
 from nexar.cluster.peer_probe import PingTable, probe_peer
 from nexar.config import Config
 from nexar.security.authority import Authority
-from nexar.testing.peer_process import PeerProcess
-from nexar.testing.transports import why_unavailable
 from nexar.wire.control import Pong
+from nexar_tools.peer_process import PeerProcess
+from nexar_tools.transports import why_unavailable
 from tests.processes.beating_node import INTERVAL, beat_and_hold
 from tests.processes.scale import measured
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.connection_ends import End
 from tests.unit.cluster.memory_mesh import eventually, soon
 
@@ -48,12 +48,12 @@ class Doomed:
         self.end = end
         self.member = member
 
-    def tell(self, **facts: str) -> None:
+    def send(self, **facts: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(facts) + "\n")
         self.process.stdin.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         return cast("dict[str, Any]", json.loads(self.process.stdout.readline()))
 
@@ -71,22 +71,22 @@ def doomed(*, it_dials: bool) -> Iterator[Doomed]:
     try:
         with process:
             other = Doomed(process, end, end.member)
-            facts = other.hear()
+            facts = other.receive()
             other.member = decode_member(bytes.fromhex(facts["member"]))
             members = (other.member, end.member) if it_dials else (end.member, other.member)
             membership = Membership("ours", 1, members)
             certificate = authority.issue(facts["node"], cast(Any, load_pem_public_key(facts["key"].encode())))
             end.adopt(membership)
-            other.tell(
+            other.send(
                 certificate=certificate.public_bytes(Encoding.PEM).decode(),
                 authority=authority.certificate_pem.decode(),
-                membership=membership.encode().hex(),
+                membership=encode_membership(membership).hex(),
             )
-            assert other.hear() == {"lines": [end.node.id]}
+            assert other.receive() == {"lines": [end.node.id]}
             eventually(lambda: end.lines.peers == {other.member.node}, "a line")
             yield other
             if process.poll() is None:
-                other.tell()
+                other.send()
     finally:
         end.close()
 
@@ -100,21 +100,21 @@ def test_a_process_that_is_killed_is_known_to_have_ended_within_milliseconds(
         other.process.kill()
         eventually(lambda: other.end.ended, "the end of the line")
         noticed = time.monotonic()
-        cause = probe_peer(other.end.node, other.member, None, PingTable(), soon())
+        failure = probe_peer(other.end.node, other.member, None, PingTable(), soon())
         certain = time.monotonic()
     ((node, hint),) = other.end.ended
     assert node == other.member.node
     assert hint.startswith("its connection ended: ")
-    assert cause is not None
-    assert cause.startswith("its process has ended (connection refused at ")
+    assert failure is not None
+    assert failure.cause.startswith("its process has ended (connection refused at ")
     measured(record_property, noticed_ms=(noticed - begin) * 1e3, certain_ms=(certain - begin) * 1e3)
     assert certain - begin < 2.0
 
 
 def test_a_process_that_ends_politely_leaves_no_hint() -> None:
     with doomed(it_dials=True) as other:
-        other.tell()
-        assert other.process.wait(PATIENCE) == 0
+        other.send()
+        assert other.process.wait(EVENT_TIMEOUT) == 0
         eventually(lambda: not other.end.lines.peers, "the end of the line")
     assert other.end.ended == []
 
@@ -146,12 +146,12 @@ class Watch:
         eventually(lambda: (known := self.heartbeat.known(other)) is not None and known.beat is not None, "a beat")
 
     def next(self) -> LivenessReport:
-        return self.found.get(timeout=PATIENCE)
+        return self.found.get(timeout=EVENT_TIMEOUT)
 
 
 @contextmanager
 def watching(scheme: str) -> Iterator[tuple[PeerProcess, Watch]]:
-    terms = {"schemes": [scheme], "assembly": "tests.processes.beating_node:BeatingNode"}
+    terms = {"schemes": [scheme], "node_class": "tests.processes.beating_node:BeatingNode"}
     with PeerProcess(beat_and_hold, [HELD], **terms) as peer:
         watch = Watch(peer)
         try:
@@ -182,7 +182,7 @@ def test_a_process_that_is_stopped_is_silent_and_when_it_goes_on_it_is_back() ->
         assert watch.next().state in ("alive", "stuck")
 
 
-def test_without_quic_python_that_holds_the_gil_cannot_be_told_from_a_stopped_process() -> None:
+def test_without_quic_python_that_holds_the_gil_cannot_be_distinguished_from_a_stopped_process() -> None:
     with watching("tls") as (peer, watch):
         peer.link.send_control(Pong(0))
         silent = watch.next()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -11,8 +10,9 @@ import pytest
 
 import nexar
 from nexar.cluster.decisions.failure_detector import watched, watchers
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 from tests.leaks import Stock, leaked_since
+from tests.ports import free_port
 from tests.processes.launcher import await_files
 from tests.processes.nexar_command import INTRODUCE, LATE_LINK, Nexar, Python, await_ticket, introductions
 
@@ -20,21 +20,6 @@ TOKEN = "5f1d7c0a93be48e2a6d4c8f07b3e9a15"
 LOCAL = "127.0.0.1:0"
 SCHEMES = {scheme for scheme in ("shm", "quic", "tls") if why_unavailable(scheme) is None}
 BETWEEN_NEIGHBOURS = {"shm", "quic" if "quic" in SCHEMES else "tls"} & SCHEMES
-
-
-def free_port():
-    """One that is free together with the next, for TCP and UDP: the seed listens beside MASTER_PORT."""
-    while True:
-        with ExitStack() as probes:
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-            try:
-                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-                    probes.enter_context(socket.socket(type=kind)).bind(("", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 @pytest.fixture
@@ -79,7 +64,7 @@ def test_a_rank_may_be_alone(start):
 
 
 @pytest.mark.parametrize("schemes", ["shm,tls", "tls", "quic"])
-def test_ranks_use_the_transports_they_are_told_to(start, schemes):
+def test_ranks_use_the_configured_transports(start, schemes):
     if reason := next((why for scheme in schemes.split(",") if (why := why_unavailable(scheme))), None):
         pytest.skip(reason)
     found = introductions(start(Nexar, "run", "-n", 2, INTRODUCE, "--barrier", NEXAR_TRANSPORTS=schemes))
@@ -92,6 +77,7 @@ def test_an_address_that_ranks_advertise_is_not_that_of_the_seed_of_one_host(sta
     assert sorted(found) == [0, 1]
 
 
+@pytest.mark.full
 def test_sixteen_ranks_open_links_when_they_use_them(start):
     found = introductions(start(Nexar, "run", "-n", 16, INTRODUCE, "--barrier"), patience=120)
     assert sorted(found) == list(range(16))
@@ -132,7 +118,7 @@ def test_a_launcher_may_ask_for_the_rank_of_its_first(start, open_seed):
 
 
 def test_a_token_and_the_address_of_the_seed_let_launchers_and_processes_in(start):
-    port = free_port()
+    port = free_port(2)
     token, address = {"NEXAR_CLUSTER_TOKEN": TOKEN}, {"NEXAR_SEED": f"127.0.0.1:{port}"}
     seed = start(Nexar, "seed", "--size", 3, "--listen", address["NEXAR_SEED"], **token)
     launched = start(Nexar, "run", "-n", 2, INTRODUCE, **token, **address)
@@ -158,7 +144,7 @@ def torch_names(rank, local_rank, local_size):
 
 
 def test_ranks_of_torchrun_on_one_host_need_nothing_else(start, tmp_path):
-    common = {"MASTER_PORT": str(free_port()), "TMPDIR": str(tmp_path)}
+    common = {"MASTER_PORT": str(free_port(2)), "TMPDIR": str(tmp_path)}
     ranks = [start(Python, INTRODUCE, "--barrier", **torch_names(rank, rank, 2), **common) for rank in (1, 0)]
     found = introductions(*ranks)
     assert {rank: facts["RANK"] for rank, facts in found.items()} == {0: "0", 1: "1"}
@@ -166,7 +152,7 @@ def test_ranks_of_torchrun_on_one_host_need_nothing_else(start, tmp_path):
 
 
 def test_ranks_of_torchrun_on_two_hosts_meet_by_a_token(start):
-    common = {"MASTER_PORT": str(free_port()), "NEXAR_CLUSTER_TOKEN": TOKEN}
+    common = {"MASTER_PORT": str(free_port(2)), "NEXAR_CLUSTER_TOKEN": TOKEN}
     ranks = [
         start(Python, INTRODUCE, "--barrier", **torch_names(rank, 0, 1), **common, NEXAR_HOST_ID=f"host{rank}")
         for rank in (1, 0)
@@ -274,7 +260,7 @@ def test_a_seed_that_was_killed_before_the_cluster_had_formed_is_found_by_those_
 def test_a_seed_that_was_killed_after_the_cluster_had_formed_knows_its_members_again(start, open_lasting, tmp_path):
     seed, ticket = open_lasting()
     (tmp_path / "stay.py").write_text(STAY)
-    # By TLS the members hear of its end at once; by QUIC, which is silent, after a while.
+    # By TLS the members learn of its end at once; by QUIC, which is silent, after a while.
     members = [start(Python, "stay.py", NEXAR_TICKET=ticket, NEXAR_TRANSPORTS="shm,tls") for _ in range(2)]
     await_files(tmp_path, "formed*", 2)
     kill(seed)
@@ -287,7 +273,7 @@ def test_a_seed_that_was_killed_after_the_cluster_had_formed_knows_its_members_a
     assert again.end() == 0, again.stderr
 
 
-def test_a_seed_that_is_terminated_tells_those_who_wait(start, open_seed):
+def test_a_seed_that_is_terminated_notifies_those_who_wait(start, open_seed):
     seed, ticket = open_seed(2)
     same_place = {"NEXAR_TICKET": ticket, "RANK": "0", "WORLD_SIZE": "2"}
     candidates = [start(Python, INTRODUCE, **same_place) for _ in range(2)]

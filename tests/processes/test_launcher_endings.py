@@ -66,6 +66,7 @@ def test_every_death_is_reported_with_its_cause(tmp_path):
     assert "2 (well): ended with exit code 0" in reports  # no death, but it will never come
 
 
+@pytest.mark.full
 def test_the_policy_abort_stops_all(tmp_path):
     text = f"if rank == 1:\n    sys.exit(5) if os.environ['HOW'] == 'exit' else os.kill(os.getpid(), 9)\n{WAIT}"
     for how, code in (("exit", 5), ("kill", 128 + 9)):

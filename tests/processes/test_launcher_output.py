@@ -89,8 +89,8 @@ def test_a_rank_that_is_not_shown_and_fails_is_shown_at_the_end(tmp_path):
 
 def test_a_reader_that_goes_away_ends_the_run(tmp_path):
     """It may end while a rank only begins: a file that is there is whole."""
-    told = "Path(f'draft{rank}').write_text(str(os.getpid()))\nPath(f'draft{rank}').rename(f'pid{rank}')\n"
-    text = told + "while True: print('y'); time.sleep(0.001)"
+    reported = "Path(f'draft{rank}').write_text(str(os.getpid()))\nPath(f'draft{rank}').rename(f'pid{rank}')\n"
+    text = reported + "while True: print('y'); time.sleep(0.001)"
     with Launch("run", "-n", 2, script(tmp_path, text), cwd=tmp_path) as running:
         assert running.process.stdout.readline().endswith("] y\n")
         running.process.stdout.close()

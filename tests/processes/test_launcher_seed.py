@@ -90,7 +90,7 @@ def test_a_seed_that_ends_at_once_is_noticed(monkeypatch, capfd):
     assert "no_such_module_at_all" in capfd.readouterr().err
 
 
-# -- doors -----------------------------------------------------------------------------------------------------------
+# -- seeds -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_ranks_of_one_host_get_the_ticket_of_the_seed_that_rank_0_opened(folder):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes.launcher import MAIN, await_files, script
 
-PATIENCE = 120.0
+EVENT_TIMEOUT = 120.0
 READ = "print(f'{rank} read {sys.stdin.read()!r}')"
 
 
@@ -22,7 +22,7 @@ def run(folder, text, **streams):
 
 def test_a_pipe_is_read_by_rank_0_and_the_others_have_none(tmp_path):
     with run(tmp_path, READ, stdin=subprocess.PIPE) as running:
-        shown, _ = running.communicate("hello\n" * 20_000, timeout=PATIENCE)
+        shown, _ = running.communicate("hello\n" * 20_000, timeout=EVENT_TIMEOUT)
     assert "[rank 0] 0 read 'hello" in shown
     assert shown.count("hello") == 20_000
     assert "[rank 1] 1 read ''" in shown
@@ -32,7 +32,7 @@ def test_a_pipe_is_read_by_rank_0_and_the_others_have_none(tmp_path):
 def test_a_file_is_read_by_rank_0(tmp_path):
     (tmp_path / "input").write_text("from a file")
     with (tmp_path / "input").open() as file, run(tmp_path, READ, stdin=file) as running:
-        shown, _ = running.communicate(timeout=PATIENCE)
+        shown, _ = running.communicate(timeout=EVENT_TIMEOUT)
     assert "[rank 0] 0 read 'from a file'" in shown
 
 
@@ -46,7 +46,7 @@ def _run_closed(folder, text, redirections):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=EVENT_TIMEOUT,
         check=False,
     )
 
@@ -124,7 +124,7 @@ def _read_all(terminal):
 def test_a_long_line_comes_out_whole(tmp_path):
     text = "import json; print(json.dumps([rank] * 1_000_000))"
     with run(tmp_path, text, stdin=subprocess.DEVNULL) as running:
-        shown, _ = running.communicate(timeout=PATIENCE)
+        shown, _ = running.communicate(timeout=EVENT_TIMEOUT)
     lines = shown.splitlines()
     assert len(lines) == 3
     for line in lines:

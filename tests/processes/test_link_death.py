@@ -9,7 +9,7 @@ import pytest
 
 from nexar.errors import PeerLost
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
+from nexar_tools.bare_nodes import LinkedNode
 from tests.processes.scale import FULL, MIB, measured, schemes
 from tests.processes.star import Star
 from tests.processes.talk import IDLE_TIMEOUT, echo, end_echo, post, receive, round_trip, say, source_of_zeros
@@ -47,7 +47,9 @@ def bound_of(scheme: str) -> float:
 
 
 @schemes("shm", "quic", "tls")
-def test_the_death_of_a_peer_in_mid_transfer_is_told_to_everybody_at_once(scheme: str, record_property: Any) -> None:
+def test_the_death_of_a_peer_in_mid_transfer_is_reported_to_everybody_at_once(
+    scheme: str, record_property: Any
+) -> None:
     rounds, ended = threading.Semaphore(0), []
     with Star([scheme]) as star:
         victim, other = star.start(stream_for_ever, [SIZE]), star.start(echo)

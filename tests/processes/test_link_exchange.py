@@ -5,9 +5,11 @@ import sys
 import time
 from typing import Any
 
+import pytest
+
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerProcess
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerProcess
 from tests.processes.scale import MIB, measured, schemes, sized
 from tests.processes.talk import IDLE_TIMEOUT, KEEP_ALIVE, TALKING, echo, end_echo, noise, receive, round_trip, say
 
@@ -53,11 +55,12 @@ def compute_then_echo(node: LinkedNode, link: Link, seconds: float) -> int:
     return echo(node, link)
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_a_link_outlives_two_ends_that_only_compute(scheme: str, record_property: Any) -> None:
     seconds = sized(3 * IDLE_TIMEOUT if scheme == "quic" else 1.0, 60.0)
     assert seconds > IDLE_TIMEOUT > KEEP_ALIVE or scheme != "quic"
-    with PeerProcess(compute_then_echo, [seconds], schemes=[scheme], assembly=TALKING) as peer:
+    with PeerProcess(compute_then_echo, [seconds], schemes=[scheme], node_class=TALKING) as peer:
         node, link = peer.node, peer.link
         say(link, 9, receive(node, link.peer, 9))
         compute(seconds)

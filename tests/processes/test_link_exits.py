@@ -10,8 +10,8 @@ import pytest
 
 from nexar.errors import NexarError, PeerLost
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_protocol import PeerStop
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_protocol import PeerStop
 from tests.processes.scale import MIB, measured, schemes
 from tests.processes.star import Ray, Star
 from tests.processes.talk import CARELESS, echo, receive, round_trip, say, source_of_zeros
@@ -54,7 +54,7 @@ def lose(node: LinkedNode, link: Link, lost: list[float]) -> None:
 def test_an_interpreter_ends_with_live_links(scheme: str, function: Any, record_property: Any) -> None:
     lost: list[float] = []
     with Star([scheme]) as star:
-        ray = star.start(function, assembly=CARELESS)
+        ray = star.start(function, node_class=CARELESS)
         waiter = threading.Thread(target=lose, args=(star.node, ray.link, lost))
         waiter.start()
         if function is leave_everything_open:

@@ -11,8 +11,8 @@ from typing import Any
 
 from nexar.errors import UsageError
 from nexar.links.link import Link
-from nexar.testing.peer_process import PeerProcess
 from nexar.wire.control import Ping
+from nexar_tools.peer_process import PeerProcess
 from tests.processes.scale import measured, schemes, sized
 from tests.processes.talk import TALKING, TalkingNode, echo, end_echo, post, round_trip, say
 
@@ -81,7 +81,7 @@ def _refuses(verb: Callable[[], Any]) -> bool:
 
 @schemes("shm", "quic", "tls")
 def test_a_forked_child_is_refused_and_the_parent_goes_on(scheme: str, record_property: Any) -> None:
-    with PeerProcess(fork_often, [FORKS], schemes=[scheme], assembly=TALKING) as peer:
+    with PeerProcess(fork_often, [FORKS], schemes=[scheme], node_class=TALKING) as peer:
         begin = time.monotonic()
         answered = echo(peer.node, peer.link, [TAG, ROUND])
         codes = peer.result()

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerProcess
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerProcess
 from tests.processes.scale import MIB, measured, schemes, sized
 from tests.processes.talk import post, receive, say
 
@@ -63,6 +63,7 @@ def take_in(node: LinkedNode, link: Link, size: int) -> list[int]:
     return [peak_bytes() - before, misplaced(array)]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(2 * SECONDS)
 @schemes("quic", "tls", "shm")
 def test_an_array_of_5_gib_arrives_in_its_place_and_nowhere_else(scheme: str, record_property: Any) -> None:

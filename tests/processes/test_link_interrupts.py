@@ -14,9 +14,9 @@ import pytest
 
 from nexar.links.link import Link
 from nexar.links.messages import ANY
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerProcess
 from nexar.wire.frame import Space
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerProcess
 from tests.processes.scale import measured, schemes, sized
 from tests.processes.talk import TALKING, await_that, echo, end_echo, post, receive, round_trip, say
 
@@ -46,7 +46,7 @@ def _wait_for_ctrl_c(node: LinkedNode, link: Link) -> float:
 
 
 def _block(node: LinkedNode, link: Link) -> None:
-    herald = threading.Thread(target=_tell_when_blocked, args=(link, threading.get_ident()))
+    herald = threading.Thread(target=_signal_when_blocked, args=(link, threading.get_ident()))
     try:
         herald.start()
         receive(node, link.peer, NEVER, timeout=20)
@@ -54,7 +54,7 @@ def _block(node: LinkedNode, link: Link) -> None:
         herald.join()
 
 
-def _tell_when_blocked(link: Link, thread: int) -> None:
+def _signal_when_blocked(link: Link, thread: int) -> None:
     await_that(lambda: _is_waiting(sys._current_frames()[thread]), "the main thread to block")
     say(link, READY, b"")
 
@@ -158,9 +158,10 @@ def echo_every_tag(node: LinkedNode, link: Link) -> None:
         say(link, message.frame.tag, message.into)  # what nobody receives any more waits, and is dropped at the end
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_ctrl_c_at_any_moment_leaves_the_link_whole(scheme: str, record_property: Any) -> None:
-    with PeerProcess(talk_although_interrupted, [ANYWHEN], schemes=[scheme], assembly=TALKING) as peer:
+    with PeerProcess(talk_although_interrupted, [ANYWHEN], schemes=[scheme], node_class=TALKING) as peer:
         echo_every_tag(peer.node, peer.link)
         trips = peer.result()
         assert peer.node.losses == []

@@ -3,9 +3,11 @@
 import time
 from typing import Any
 
+import pytest
+
 from nexar.links.link import Link
 from nexar.links.operation import Operation
-from nexar.testing.bare_nodes import LinkedNode
+from nexar_tools.bare_nodes import LinkedNode
 from tests.processes.scale import FULL, MIB, measured, percentile, schemes, sized, spread
 from tests.processes.star import Ray, Star
 from tests.processes.talk import echo, end_echo, post, round_trip, say, source_of_zeros
@@ -45,6 +47,7 @@ def check(record: Any, scheme: str, times: dict[str, list[float]], contract: flo
     assert max(percentile(seconds, percent) for seconds in times.values()) <= bound
 
 
+@pytest.mark.full
 @schemes("quic", "tls")
 def test_small_messages_pass_twenty_large_ones_that_nobody_reads(scheme: str, record_property: Any) -> None:
     with Star([scheme], early_bytes=EARLY) as star:
@@ -59,6 +62,7 @@ def test_small_messages_pass_twenty_large_ones_that_nobody_reads(scheme: str, re
     check(record_property, scheme, times, 5e-3, 50e-3)
 
 
+@pytest.mark.full
 @schemes("quic", "tls")
 def test_small_messages_pass_a_large_one_that_flows(scheme: str, record_property: Any) -> None:
     with Star([scheme]) as star:
@@ -77,6 +81,7 @@ def test_small_messages_pass_a_large_one_that_flows(scheme: str, record_property
     check(record_property, scheme, times, 10e-3, max(50e-3, elapsed / 10))
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_a_conversation_goes_on_beside_one_that_nobody_reads(scheme: str) -> None:
     with Star([scheme], credit_bytes=256 << 10, eager_limit_bytes=1 << 10) as star:

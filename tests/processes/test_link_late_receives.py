@@ -2,9 +2,11 @@
 
 import zlib
 
+import pytest
+
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerProcess
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerProcess
 from tests.processes.scale import schemes, sized
 from tests.processes.talk import noise, post, receive, say
 
@@ -21,6 +23,7 @@ def receive_bursts(node: LinkedNode, link: Link, rounds: int) -> None:
         assert all(zlib.crc32(operation.into) == checksum for operation in operations[:: BURST // 5])
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_payloads_are_moved_whole_to_receives_that_come_while_they_arrive(scheme: str) -> None:
     data = noise(SIZE)

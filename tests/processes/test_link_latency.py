@@ -4,9 +4,11 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
+
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerPair
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerPair
 from tests.processes.scale import measured, percentile, schemes, sized, spread
 from tests.processes.talk import echo, end_echo, round_trip
 
@@ -27,6 +29,7 @@ def measure(node: LinkedNode, link: Link) -> list[float]:
     return times
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_four_ranks_on_two_cores_answer_one_another_soon(scheme: str, record_property: Any) -> None:
     with ExitStack() as stack:

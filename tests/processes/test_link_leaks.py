@@ -6,9 +6,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerProcess
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerProcess
 from tests.processes.scale import MIB, measured, schemes, sized
 from tests.processes.talk import post, receive, say
 
@@ -61,6 +63,7 @@ def compare(before: dict[str, int], after: dict[str, int]) -> int:
     return growth
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_many_messages_leave_nothing_behind(scheme: str, record_property: Any) -> None:
     with PeerProcess(receive_and_take_stock, [WARM_UP, MESSAGES], schemes=[scheme]) as peer:

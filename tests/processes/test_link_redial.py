@@ -5,22 +5,18 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import pytest
 
 from nexar.errors import PeerLost
 from nexar.links.link import Link
-from nexar.links.reconnect import Reconnect
 from nexar.transport.base import Carrier, Expected
 from tests.processes.scale import MIB, measured, schemes
 from tests.processes.star import Ray, Star
 from tests.processes.talk import TalkingNode, echo, end_echo, post, receive, round_trip, say, source_of_zeros
 
 NEVER, UNREAD = 1, 2
-PATIENCE = 1.6
 
 
 def echo_in_two_generations(node: TalkingNode, link: Link) -> list[int]:
@@ -61,11 +57,11 @@ def break_connection(star: Star, ray: Ray, scheme: str) -> None:
         assert shut_sockets()
 
 
-def dial(star: Star, ray: Ray, scheme: str) -> Callable[[float], Carrier]:
-    transport = star.node.transports[scheme]
-    return lambda deadline: transport.connect(ray.addresses[scheme], Expected(ray.number), deadline)
+def dial(star: Star, ray: Ray, scheme: str, deadline: float) -> Carrier:
+    return star.node.transports[scheme].connect(ray.addresses[scheme], Expected(ray.number), deadline)
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_a_broken_connection_is_dialed_again_for_the_next_generation(scheme: str, record_property: Any) -> None:
     with Star([scheme], early_bytes=MIB) as star:
@@ -79,8 +75,7 @@ def test_a_broken_connection_is_dialed_again_for_the_next_generation(scheme: str
             with pytest.raises(PeerLost):
                 node.wait(operation, timeout=10)
         begin = time.monotonic()
-        redial = Reconnect(link, dial(star, ray, scheme), 10.0)
-        assert redial.join(), redial.error
+        link.adopt(dial(star, ray, scheme, begin + 10.0))
         measured(record_property, scheme=scheme, redialed_ms=round((time.monotonic() - begin) * 1e3, 1))
         with pytest.raises(PeerLost):
             say(link, 8, b"in the old generation")
@@ -88,27 +83,3 @@ def test_a_broken_connection_is_dialed_again_for_the_next_generation(scheme: str
         round_trip(node, link)
         end_echo(link)
         assert ray.result() == [1, 1]
-
-
-class Unlucky(Random):
-    """Every pause is as long as it may be."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
-
-
-@schemes("shm", "quic", "tls")
-def test_a_peer_that_never_comes_back_is_dialed_until_the_deadline(scheme: str, record_property: Any) -> None:
-    with Star([scheme]) as star:
-        ray = star.start(echo)
-        ray.signal(signal.SIGKILL)
-        with pytest.raises(PeerLost):
-            receive(star.node, ray.number, NEVER)
-        begin = time.monotonic()
-        redial = Reconnect(ray.link, dial(star, ray, scheme), PATIENCE, Unlucky())
-        assert not redial.join()
-        elapsed = time.monotonic() - begin
-        assert isinstance(redial.error, OSError)
-    measured(record_property, scheme=scheme, attempts=redial.attempts, ended_after_s=round(elapsed, 2))
-    assert redial.attempts >= (1 if scheme == "quic" else 3)
-    assert PATIENCE <= elapsed < PATIENCE + 1

@@ -5,9 +5,11 @@ import signal
 import time
 from typing import Any
 
+import pytest
+
 from nexar.errors import OperationTimeout
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
+from nexar_tools.bare_nodes import LinkedNode
 from tests.processes.scale import MIB, measured, schemes
 from tests.processes.star import Ray, Star
 from tests.processes.talk import await_that, echo, end_echo, noise, post, receive, round_trip, say
@@ -50,6 +52,7 @@ def stall(star: Star, stalling: Ray, into: bytearray) -> tuple[float, str] | Non
     return None
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_a_transfer_that_stalls_times_out_and_is_received_later(scheme: str, record_property: Any) -> None:
     with Star([scheme]) as star:

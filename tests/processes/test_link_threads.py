@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from nexar.links.link import Link
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.peer_process import PeerProcess
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.peer_process import PeerProcess
 from tests.processes.scale import measured, schemes, sized
 from tests.processes.talk import echo, end_echo, post, round_trip, say
 
 THREADS = list(range(100, 108))
 ASYNCIO = 108
 ROUND_TRIPS = sized(10_000, 50_000)  # of two messages each; half of it where every step is a switch
-PATIENCE = sized(40.0, 300.0)
+EVENT_TIMEOUT = sized(40.0, 300.0)
 
 
 class Crowd:
@@ -28,7 +28,7 @@ class Crowd:
         self.node, self.link, self.round_trips = node, link, round_trips
         self.counts = dict.fromkeys([*THREADS, ASYNCIO], 0)
         self.failures: list[BaseException] = []
-        self.deadline = time.monotonic() + PATIENCE
+        self.deadline = time.monotonic() + EVENT_TIMEOUT
 
     @property
     def enough(self) -> bool:
@@ -85,6 +85,7 @@ def echo_with(node: LinkedNode, link: Link, interval: float | None) -> int:
     return echo(node, link, [*THREADS, ASYNCIO])
 
 
+@pytest.mark.full
 @schemes("shm", "quic", "tls")
 def test_eight_threads_and_a_loop_share_a_link(
     scheme: str, switch_interval: float | None, record_property: Any

@@ -72,6 +72,7 @@ def pour_and_join(node: TalkingNode, link: Link, scheme: str, address: str) -> l
     return [came, pourer.sent]
 
 
+@pytest.mark.full
 @schemes("shm+tls", "shm+quic")
 def test_order_is_kept_when_a_second_carrier_joins(scheme: str, record_property: Any) -> None:
     joining, first = scheme.split("+")
@@ -95,7 +96,7 @@ def test_order_is_kept_when_a_second_carrier_joins(scheme: str, record_property:
 
 
 def break_carrier(node: TalkingNode, link: Link, scheme: str) -> float:
-    """Break one carrier below the link; when everybody here has been told."""
+    """Break one carrier below the link; when everybody here has been notified."""
     waiters = pending(node, link)
     echo(node, link)
     broken = time.monotonic()
@@ -158,7 +159,7 @@ def test_a_polite_end_of_two_carriers_delivers_what_was_sent_before(scheme: str)
     with Star(scheme.split("+")) as star:
         ray = star.start(say_much_and_close, [300])
         say(ray.link, NEVER, b"go")
-        hold_the_interpreter(0.5)  # so that words and ends of both carriers lie there when they are looked at
+        hold_the_interpreter(0.5)  # so that messages and ends of both carriers lie there when they are looked at
         for number in range(300):
             assert receive(star.node, ray.number, COUNTED)[:8] == number.to_bytes(8, "little")
         with pytest.raises(PeerLost):

@@ -3,9 +3,9 @@
 import pytest
 
 from nexar.errors import PeerLost
-from nexar.testing.peer_process import PeerPair, PeerProcess
-from nexar.testing.transports import why_unavailable
 from nexar.wire.frame import Space
+from nexar_tools.peer_process import PeerPair, PeerProcess
+from nexar_tools.transports import why_unavailable
 
 SIZES = (8, 65_536, 3_000_001)
 

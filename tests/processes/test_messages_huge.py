@@ -40,6 +40,7 @@ def talk(comm: Communicator, *, size: int, verb: str) -> tuple[int, int, float]:
     return misplaced(array), grown, seconds
 
 
+@pytest.mark.full
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("verb", ["array", "buffers"])
 @schemes("quic", "tls", "shm")

@@ -10,6 +10,8 @@ from nexar.communicator.communicator import Communicator
 from nexar.launch.spawn import spawn
 from tests.processes.scale import MIB, schemes
 
+pytestmark = pytest.mark.full
+
 LARGE = 256 * MIB
 SPARE = 96 * MIB  # less than the message, enough for all else
 SECONDS = 120.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 from tests.processes.launcher import Launch
 from tests.processes.nexar_command import Nexar
 
@@ -31,10 +31,10 @@ CALLS = {
 }
 
 
-Told = dict[str, list[dict[str, Any]]]
+Messages = dict[str, list[dict[str, Any]]]
 
 
-def make(ways: str, tmp_path: Any, *mistakes: str, **variables: str) -> Told:
+def make(ways: str, tmp_path: Any, *mistakes: str, **variables: str) -> Messages:
     """What each rank said to each mistake."""
     with Nexar(
         "run", "-n", 2, "--on-failure", "continue", MISTAKE, *mistakes, cwd=tmp_path, NEXAR_TRANSPORTS=ways, **variables
@@ -44,22 +44,22 @@ def make(ways: str, tmp_path: Any, *mistakes: str, **variables: str) -> Told:
         return _by_mistake(ran)
 
 
-def _by_mistake(ran: Launch) -> Told:
+def _by_mistake(ran: Launch) -> Messages:
     facts = [json.loads(line[line.index("{") :]) for line in ran.stdout.splitlines() if "{" in line]
-    found: Told = {}
+    found: Messages = {}
     for each in sorted(facts, key=lambda each: each["rank"]):
         found.setdefault(each["mistake"], []).append(each)
     return found
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def told(request: Any, tmp_path_factory: Any) -> Told:
-    """All that one launch was told, each mistake on a communicator of its own."""
+def messages(request: Any, tmp_path_factory: Any) -> Messages:
+    """The messages of one launch, each mistake on a communicator of its own."""
     return make(request.param, tmp_path_factory.mktemp("mistakes"), "late", *CALLS, "strided", "odd_dtypes")
 
 
-def test_who_comes_too_late_is_named_and_the_next_call_works(told: Told) -> None:
-    waited, late = told["late"]
+def test_who_comes_too_late_is_named_and_the_next_call_works(messages: Messages) -> None:
+    waited, late = messages["late"]
     for each in (waited, late):
         assert each["error"] == "CollectiveTimeout", each
         assert each["ranks"] == [1], each
@@ -90,8 +90,10 @@ def test_who_is_killed_is_named_at_once_under_the_manual_policy(ways: str, tmp_p
 
 
 @pytest.mark.parametrize("mistake", CALLS)
-def test_ranks_that_call_different_things_are_all_told_what_the_other_called(mistake: str, told: Told) -> None:
-    for rank, each in enumerate(told[mistake]):
+def test_ranks_that_call_different_things_are_all_notified_what_the_other_called(
+    mistake: str, messages: Messages
+) -> None:
+    for rank, each in enumerate(messages[mistake]):
         assert each["after"] == "CollectiveMismatch", "the communicator is of no use any more"
         if "error" not in each:
             assert (mistake, rank) == ("verbs", 1), "only a root that sends and waits for nobody may be done before"
@@ -105,12 +107,12 @@ def test_ranks_that_call_different_things_are_all_told_what_the_other_called(mis
         assert each["seconds"] < SOON
 
 
-def test_a_column_is_broadcast_as_a_column(told: Told) -> None:
-    first, second = told["strided"]
+def test_a_column_is_broadcast_as_a_column(messages: Messages) -> None:
+    first, second = messages["strided"]
     assert first["result"] == [[0, 1, 0]] * 5
     assert second["result"] == [[1, 1, 1]] * 5
 
 
-def test_the_dtypes_that_others_refuse_are_reduced(told: Told) -> None:
-    for each in told["odd_dtypes"]:
+def test_the_dtypes_that_others_refuse_are_reduced(messages: Messages) -> None:
+    for each in messages["odd_dtypes"]:
         assert each["result"] == [[3.0] * 3] * 6

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from nexar.testing.network_namespaces import NetworkNamespaces, permitted
-from nexar.testing.peer_process import PeerFailed, PeerPair
-from nexar.testing.peer_protocol import RAW, ConnectionTerms
+from nexar_tools.network_namespaces import NetworkNamespaces, permitted
+from nexar_tools.peer_process import PeerFailed, PeerPair
+from nexar_tools.peer_protocol import RAW, ConnectionTerms
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.full]
 
 
 def namespaces() -> set[str]:
@@ -50,8 +50,8 @@ def test_the_wire_has_the_mtu_that_was_asked_for(mtu):
     assert shown.stdout.strip() == str(mtu)
 
 
-def test_nothing_connects_where_the_protocol_is_dropped_until_the_weather_clears(raw_terms):
-    impatient = ConnectionTerms(schemes=["tls"], assembly=RAW, timeout=3)
+def test_nothing_connects_while_the_protocol_is_dropped(raw_terms):
+    impatient = ConnectionTerms(schemes=["tls"], node_class=RAW, timeout=3)
     with NetworkNamespaces() as network:
         network.drop(1, protocol="tcp")
         with pytest.raises(PeerFailed), PeerPair(addresses, addresses, terms=impatient, places=network.places) as pair:
@@ -70,8 +70,8 @@ def test_the_protocol_that_is_not_named_still_passes(raw_terms):
             pair.results()
 
 
-def test_who_is_deaf_to_one_hears_the_others(raw_terms):
-    impatient = ConnectionTerms(schemes=["tls"], assembly=RAW, timeout=3)
+def test_a_node_that_receives_nothing_from_one_receives_from_the_others(raw_terms):
+    impatient = ConnectionTerms(schemes=["tls"], node_class=RAW, timeout=3)
     with NetworkNamespaces(3) as network:
         network.deafen(0, 1)
         first, second, third = network.places

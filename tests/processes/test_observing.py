@@ -1,7 +1,6 @@
 """Metrics and the trace of a real run."""
 
 import json
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -11,30 +10,11 @@ from typing import Any
 import pytest
 
 from nexar.collectives.trace_writer import SUFFIX
-from tests.processes.launcher import PATIENCE
+from tests.ports import free_port
+from tests.processes.launcher import EVENT_TIMEOUT
 from tests.processes.nexar_command import Nexar
 
 RANK = Path(__file__).with_name("watched_rank.py")
-
-
-def free_ports(count: int) -> int:
-    """The first of so many neighbours that nobody has now."""
-    for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
-        if first + count < 65535 and all(is_free(first + number) for number in range(count)):
-            return first
-    raise AssertionError("no free ports")
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def scrape(port: int) -> str:
@@ -44,7 +24,7 @@ def scrape(port: int) -> str:
 
 
 def await_calls(port: int) -> str:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while True:
         try:
             text = scrape(port)
@@ -58,7 +38,7 @@ def await_calls(port: int) -> str:
 
 def test_a_run_serves_metrics_and_leaves_a_trace_of_all_ranks_on_one_clock(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: pip install 'nexar[metrics]'")
-    enough, first = tmp_path / "enough", free_ports(3)
+    enough, first = tmp_path / "enough", free_port(3)
     arguments = ("run", "-n", 3, "--trace", "out.json", RANK, enough)
     with Nexar(*arguments, cwd=tmp_path, NEXAR_METRICS_PORT=str(first)) as run:
         for rank in range(3):

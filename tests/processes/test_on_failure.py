@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.processes.launcher import PATIENCE, Launch, await_files, launch, script, without_notices
+from tests.processes.launcher import EVENT_TIMEOUT, Launch, await_files, launch, script, without_notices
 from tests.processes.nexar_command import Nexar
 
 UNTIL = "while not Path('reported').exists(): time.sleep(0.01)\n"
@@ -16,7 +16,7 @@ MISSING = f"{JOINED}from nexar import PeerLost\nraise PeerLost(rank=1, cause='it
 
 def report_of(running):
     """The first line that the launcher itself writes: a wait for an event, not for time to pass."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while time.monotonic() < deadline:
         line = running.process.stderr.readline()
         assert line, "the launcher has ended without a report"

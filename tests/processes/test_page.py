@@ -14,7 +14,7 @@ from nexar.cluster.seed_session import ObserverSession
 from nexar.config import Config
 from nexar.security.invitation import parse_ticket
 from nexar.wire.status import StatusPage, StatusReport
-from tests.processes.launcher import PATIENCE
+from tests.processes.launcher import EVENT_TIMEOUT
 from tests.processes.nexar_command import Nexar
 from tests.processes.scale import FULL, measured
 
@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 
 
 def await_value(look: Callable[[], Found | None], what: str) -> Found:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while (found := look()) is None:
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -134,7 +134,11 @@ def test_the_board_says_who_waits_for_whom_and_who_is_stopped(tmp_path: Path) ->
         with ObserverSession(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
 
             def seen() -> dict[int, tuple[str, StatusReport]]:
-                return {row.rank: (row.state, row.bulletin) for row in onlooker.look().rows if row.bulletin is not None}
+                return {
+                    row.rank: (row.state, row.bulletin)
+                    for row in onlooker.read_board().rows
+                    if row.bulletin is not None
+                }
 
             def waiting() -> dict[int, tuple[str, StatusReport]] | None:
                 found = seen()
@@ -157,6 +161,7 @@ def all_called(board: StatusPage) -> bool:
     return len(board.rows) == 2 and all(row.bulletin is not None and row.bulletin.calls for row in board.rows)
 
 
+@pytest.mark.full
 def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> None:
     enough, ticket = tmp_path / "enough", tmp_path / "ticket"
     with Nexar("run", "-n", 2, "--write-ticket", ticket, RANK, enough, cwd=tmp_path) as run:
@@ -164,7 +169,7 @@ def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> Non
         assert ticket.stat().st_mode & 0o777 == 0o600
 
         with ObserverSession(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
-            await_value(lambda: all_called(onlooker.look()) or None, "two ranks that have called something")
+            await_value(lambda: all_called(onlooker.read_board()) or None, "two ranks that have called something")
         with Nexar("status", "--ticket-file", ticket, "--json", cwd=tmp_path) as status:
             assert status.end() == 0, status.stderr
         facts = json.loads(status.stdout)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nexar.testing.peer_process import PeerFailed, PeerPair, PeerProcess
-from nexar.testing.peer_protocol import ConnectionTerms, HostSpec
+from nexar_tools import environment
+from nexar_tools.peer_process import PeerFailed, PeerPair, PeerProcess
+from nexar_tools.peer_protocol import ConnectionTerms, HostSpec
 
 # -- what peers do ---------------------------------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ def wait_for_ever(node, carrier):
     signal.pause()
 
 
-def return_what_cannot_be_told(node, carrier):
+def return_what_cannot_be_sent(node, carrier):
     return object()
 
 
@@ -115,7 +116,7 @@ def test_a_peer_that_cannot_be_imported_says_so_at_once(raw_terms):
 def test_a_result_that_json_cannot_say_is_a_failure_of_the_peer(raw_terms):
     with (
         pytest.raises(PeerFailed, match="object"),
-        PeerProcess(return_what_cannot_be_told, terms=raw_terms) as peer,
+        PeerProcess(return_what_cannot_be_sent, terms=raw_terms) as peer,
     ):
         peer.result(timeout=20)
 
@@ -123,7 +124,7 @@ def test_a_result_that_json_cannot_say_is_a_failure_of_the_peer(raw_terms):
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_ends_by_itself_is_told_with_its_last_words(raw_terms):
+def test_a_peer_that_ends_by_itself_is_reported_with_its_last_output(raw_terms):
     with (
         pytest.raises(PeerFailed, match="exit code 7") as caught,
         PeerProcess(write_and_exit, terms=raw_terms) as peer,
@@ -133,7 +134,7 @@ def test_a_peer_that_ends_by_itself_is_told_with_its_last_words(raw_terms):
     assert "last words" in caught.value.stderr
 
 
-def test_a_peer_that_was_killed_is_told_at_once(raw_terms):
+def test_a_peer_that_was_killed_is_reported_at_once(raw_terms):
     with PeerProcess(wait_for_ever, terms=raw_terms) as peer:
         peer.kill()
         begin = time.monotonic()
@@ -142,7 +143,7 @@ def test_a_peer_that_was_killed_is_told_at_once(raw_terms):
         assert time.monotonic() - begin < 10
 
 
-def test_a_peer_that_says_nothing_is_told_at_the_deadline_and_ended(raw_terms):
+def test_a_silent_peer_is_reported_at_the_deadline_and_ended(raw_terms):
     with pytest.raises(PeerFailed, match="did not report"), PeerProcess(wait_for_ever, terms=raw_terms) as peer:
         peer.result(timeout=0.2)
     assert not Path(f"/proc/{peer.pid}").exists()
@@ -156,14 +157,14 @@ def test_a_stopped_peer_is_ended_too(raw_terms):
 
 def test_a_peer_that_does_not_end_is_made_to_and_reported(monkeypatch):
     monkeypatch.setenv("NEXAR_TEST_PARENT", str(os.getpid()))
-    monkeypatch.setattr("nexar.testing.peer_process._END_TIMEOUT", 0.5)
-    terms = ConnectionTerms(assembly=f"{__name__}:UnclosableNode")
+    monkeypatch.setattr("nexar_tools.peer_process._END_TIMEOUT", 0.5)
+    terms = ConnectionTerms(node_class=f"{__name__}:UnclosableNode")
     with pytest.raises(PeerFailed, match="did not end"), PeerProcess(nothing, terms=terms) as peer:
         peer.result(timeout=20)
     assert not Path(f"/proc/{peer.pid}").exists()
 
 
-def test_a_prefix_that_cannot_start_it_is_told(raw_terms):
+def test_a_prefix_that_cannot_start_it_is_reported(raw_terms):
     place = HostSpec(prefix=("sh", "-c", "echo no such place >&2; exit 4"))
     with pytest.raises(PeerFailed, match="no such place"), PeerProcess(add, [1, 2], terms=raw_terms, place=place):
         pass
@@ -172,12 +173,14 @@ def test_a_prefix_that_cannot_start_it_is_told(raw_terms):
 def test_a_peer_ends_when_its_parent_dies():
     script = (
         "import os, sys\n"
-        "from nexar.testing.peer_process import PeerProcess\n"
+        "from nexar_tools.peer_process import PeerProcess\n"
         f"with PeerProcess('{__name__}:wait_for_ever', raw=True) as peer:\n"
         "    print(peer.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    parent = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    parent = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=50, check=False
+    )
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     pid = int(parent.stdout)
     deadline = time.monotonic() + 20

@@ -8,7 +8,7 @@ import pytest
 
 from nexar.cluster.host import host_id
 from nexar.config import Config
-from nexar.testing.network_namespaces import NetworkNamespaces
+from nexar_tools.network_namespaces import NetworkNamespaces
 
 pytestmark = pytest.mark.netns
 
@@ -26,16 +26,16 @@ print(json.dumps([host_id(Config()), told]))
 def look(network: NetworkNamespaces, number: int) -> tuple[str, list[str]]:
     command = [*network.place(number).prefix, sys.executable, "-c", CODE]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    host, told = json.loads(said)
-    return host, told
+    host, reported = json.loads(said)
+    return host, reported
 
 
-def test_each_namespace_is_a_host_of_its_own_and_tells_its_own_addresses():
+def test_each_namespace_is_a_host_of_its_own_and_publishes_its_own_addresses():
     with NetworkNamespaces() as network:
-        (first, told), (second, also_told) = look(network, 0), look(network, 1)
+        (first, reported), (second, also_published) = look(network, 0), look(network, 1)
         hosts = [network.place(0).host, network.place(0, ipv6=True).host]
         assert look(network, 0)[0] == first
     assert len({first, second, host_id(Config())}) == 3
-    assert told[:2] == [f"{hosts[0]}:4000", f"[{hosts[1]}]:4000"]
-    assert not set(told[:2]) & set(also_told)
-    assert told[-2:] == ["127.0.0.1:4000", "[::1]:4000"]
+    assert reported[:2] == [f"{hosts[0]}:4000", f"[{hosts[1]}]:4000"]
+    assert not set(reported[:2]) & set(also_published)
+    assert reported[-2:] == ["127.0.0.1:4000", "[::1]:4000"]

@@ -9,6 +9,7 @@ from tests.processes.nexar_command import Nexar
 RANK = Path(__file__).with_name("remote_calls_rank.py")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("transports", "policy"),
     [("shm,tls", "manual"), ("tls", "manual"), ("shm,tls", "automatic"), ("quic", "automatic")],

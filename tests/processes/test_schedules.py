@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nexar.testing.network_namespaces import NetworkNamespaces
+from nexar_tools.network_namespaces import NetworkNamespaces
 from tests.processes.scale import FULL, sized
 from tests.processes.story import Story
 
@@ -68,6 +68,7 @@ class Fortune:
         self._stopped.clear()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(sized(2, 200)))
 def test_no_epoch_has_two_memberships_whatever_happens(seed: int, network: NetworkNamespaces, tmp_path: Path) -> None:
     chance = random.Random(seed)

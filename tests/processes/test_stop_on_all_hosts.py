@@ -8,7 +8,7 @@ import pytest
 from tests.processes.launcher import await_files, script, without_notices
 from tests.processes.nexar_command import Nexar, await_ticket
 
-PATIENCE = 120.0
+EVENT_TIMEOUT = 120.0
 JOB = """
 import nexar
 with nexar.init() as comm:
@@ -25,10 +25,11 @@ HANG = "time.sleep(600)"
 
 def run_here(folder, text, *options, **variables):
     with Nexar("run", "-n", 3, *options, script(folder, text), cwd=folder, **variables) as running:
-        running.end(PATIENCE)
+        running.end(EVENT_TIMEOUT)
     return running
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("how", "code"), CODES)
 def test_survivors_end_in_one_line_each(tmp_path, how, code):
     ran = run_here(tmp_path, JOB % (how, BARRIER))
@@ -38,6 +39,7 @@ def test_survivors_end_in_one_line_each(tmp_path, how, code):
     assert ran.stderr.count("MembershipChanged, because rank 1 failed\n") == 2
 
 
+@pytest.mark.full
 def test_a_cluster_that_does_not_form_stops_the_run(tmp_path):
     text = "import nexar\nif rank == 1: raise ValueError('before init')\nif rank == 2: time.sleep(600)\nnexar.init()"
     ran = run_here(tmp_path, text)
@@ -46,6 +48,7 @@ def test_a_cluster_that_does_not_form_stops_the_run(tmp_path):
     assert re.search("nexar: stopping .*rank 2: not ended", ran.stderr)  # a slow rank may be stopped with it
 
 
+@pytest.mark.full
 def test_ranks_that_wait_in_vain_for_one_that_never_joins_stop_the_run(tmp_path):
     text = "import nexar\nif rank == 2: time.sleep(600)\nnexar.init()"
     ran = run_here(tmp_path, text, NEXAR_FORMATION_TIMEOUT_SECS="3")
@@ -55,6 +58,7 @@ def test_ranks_that_wait_in_vain_for_one_that_never_joins_stop_the_run(tmp_path)
     assert re.search("nexar: stopping .*rank 2: not ended", ran.stderr)  # a slow rank may be stopped with it
 
 
+@pytest.mark.full
 def test_the_policy_abort_stops_the_run(tmp_path):
     ran = run_here(tmp_path, JOB % ("sys.exit(5)", HANG), NEXAR_RECOVERY_POLICY="abort")
     assert ran.process.returncode == 5
@@ -79,14 +83,16 @@ def run_on_two_hosts(folder, text, *, interrupt=None):
             if interrupt is not None:
                 await_files(folder, "ready*", 2)
                 second.process.send_signal(interrupt)
-            second.end(PATIENCE)
-            first.end(PATIENCE)
-        seed.end(PATIENCE)
+            second.end(EVENT_TIMEOUT)
+            first.end(EVENT_TIMEOUT)
+        seed.end(EVENT_TIMEOUT)
     return first, second
 
 
-@pytest.mark.parametrize("others", [BARRIER, HANG])
-@pytest.mark.parametrize(("how", "code"), CODES)
+@pytest.mark.parametrize("others", [BARRIER, pytest.param(HANG, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("how", "code"), [CODES[0], *(pytest.param(*each, marks=pytest.mark.full) for each in CODES[1:])]
+)
 def test_a_failure_on_one_host_stops_the_other_with_the_same_exit_code(tmp_path, how, code, others):
     first, second = run_on_two_hosts(tmp_path, JOB % (how, others))
     assert (first.process.returncode, second.process.returncode) == (code, code), first.stderr + second.stderr
@@ -107,6 +113,7 @@ def test_a_failure_before_the_cluster_has_formed_stops_the_other_host(tmp_path):
     assert "nexar: rank 1 on " in first.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("others", ["while True: comm.barrier()", HANG])
 def test_a_launcher_that_is_interrupted_stops_the_other_host_too(tmp_path, others):
     first, second = run_on_two_hosts(tmp_path, JOB % ("pass", others), interrupt=signal.SIGINT)

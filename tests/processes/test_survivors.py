@@ -11,6 +11,7 @@ from tests.processes.scale import measured, sized
 from tests.processes.story import Story, causes
 
 
+@pytest.mark.full
 def test_three_of_seven_are_killed_one_after_another_rank_0_first(tmp_path: Path, record_property: Any) -> None:
     with Story(tmp_path, 7) as story:
         left, took = list(range(7)), []
@@ -20,7 +21,7 @@ def test_three_of_seven_are_killed_one_after_another_rank_0_first(tmp_path: Path
             took.append(round((story.await_sum(left) - killed) * 1e3, 1))
         story.await_more(left)
         story.finish()
-        changes = story.told(1, "changed")
+        changes = story.reported(1, "changed")
     assert [line["epoch"] for line in changes] == [2, 3, 4]
     assert [list(causes(line)) for line in changes] == [[0], [2], [4]]  # as they were numbered by then
     assert all(cause for line in changes for cause in causes(line).values())
@@ -36,6 +37,7 @@ def test_two_of_five_are_killed_at_once(tmp_path: Path, record_property: Any) ->
     measured(record_property, recovery_ms=round(took * 1e3, 1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(sized(2, 20)))
 def test_another_one_is_killed_during_recovery(seed: int, tmp_path: Path, record_property: Any) -> None:
     chance = random.Random(seed)
@@ -62,7 +64,9 @@ def test_one_of_two_goes_on_with_the_vote_of_the_seed(tmp_path: Path, record_pro
     measured(record_property, recovery_ms=round(took * 1e3, 1))
 
 
-def test_one_of_two_has_no_quorum_without_the_seed_and_is_told_so_at_once(tmp_path: Path, record_property: Any) -> None:
+def test_one_of_two_has_no_quorum_without_the_seed_and_is_notified_at_once(
+    tmp_path: Path, record_property: Any
+) -> None:
     with Story(tmp_path, 2, recovery_timeout=60) as story:
         story.kill_seed()
         killed = story.kill(0)
@@ -73,6 +77,7 @@ def test_one_of_two_has_no_quorum_without_the_seed_and_is_told_so_at_once(tmp_pa
     assert line["at"] - killed < 20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [3, 4])
 def test_a_majority_of_members_needs_no_seed(size: int, tmp_path: Path) -> None:
     with Story(tmp_path, size) as story:
@@ -82,6 +87,7 @@ def test_a_majority_of_members_needs_no_seed(size: int, tmp_path: Path) -> None:
         story.finish()
 
 
+@pytest.mark.full
 def test_a_seed_that_was_killed_and_has_its_state_again_votes(tmp_path: Path) -> None:
     with Story(tmp_path, 2, state=True) as story:
         story.kill_seed()
@@ -93,11 +99,12 @@ def test_a_seed_that_was_killed_and_has_its_state_again_votes(tmp_path: Path) ->
         story.finish()
 
 
+@pytest.mark.full
 def test_a_seed_that_was_killed_after_a_vote_knows_it_when_it_is_back(tmp_path: Path) -> None:
     with Story(tmp_path, 4, state=True) as story:
         story.kill(3)
         story.await_sum([0, 1, 2])
-        story.kill(0)  # of an odd number: the seed only hears of it
+        story.kill(0)  # of an odd number: the seed only learns of it
         story.await_sum([1, 2])
         story.kill_seed()
         story.start_seed()

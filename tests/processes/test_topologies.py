@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.launcher import PATIENCE
+from tests.processes.launcher import EVENT_TIMEOUT
 from tests.processes.nexar_command import Nexar
 from tests.processes.scale import measured, sized
 from tests.processes.story import Story
@@ -13,6 +13,7 @@ from tests.processes.story import Story
 TOPOLOGIES = sized(("k_regular:2", "hypercube"), ("k_regular:2", "k_regular:4", "hypercube"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_one_rank_is_killed_and_the_others_go_on(topology: str, tmp_path: Path, record_property: Any) -> None:
     size = sized(5, 9)
@@ -25,6 +26,7 @@ def test_one_rank_is_killed_and_the_others_go_on(topology: str, tmp_path: Path, 
     measured(record_property, topology=topology, recovery_ms=round(took * 1e3, 1))
 
 
+@pytest.mark.full
 def test_a_ring_that_is_cut_in_two_heals(tmp_path: Path, record_property: Any) -> None:
     """Neither half reaches the other over neighbours: control dials whom it needs, and the ring is closed anew."""
     with Story(tmp_path, 6, topology="k_regular:2") as story:
@@ -64,6 +66,7 @@ comm.close()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("manner", ["closes", "dies"])
 def test_who_ends_first_takes_no_way_of_the_others_along(manner: str, tmp_path: Path, record_property: Any) -> None:
     """Of a ring of four, 1 and 3 end: between 0 and 2 there is no way left, and they talk to each other."""
@@ -72,7 +75,7 @@ def test_who_ends_first_takes_no_way_of_the_others_along(manner: str, tmp_path: 
     with Nexar(
         "run", "-n", 4, "--on-failure", "continue", script, manner, cwd=tmp_path, NEXAR_TOPOLOGY="k_regular:2"
     ) as run:
-        assert run.end(2 * PATIENCE) == 0, run.stderr
+        assert run.end(2 * EVENT_TIMEOUT) == 0, run.stderr
     shortcuts = [int(line.split()[-1]) for line in run.stdout.splitlines()]
     assert len(shortcuts) == 2
     measured(record_property, shortcuts=sum(shortcuts))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nexar.testing.network_namespaces import NetworkNamespaces
-from nexar.testing.transports import why_unavailable
+from nexar_tools.network_namespaces import NetworkNamespaces
+from nexar_tools.transports import why_unavailable
 from tests.processes.nexar_command import INTRODUCE, Nexar, await_ticket, introductions
 
 pytestmark = pytest.mark.netns
@@ -70,6 +70,7 @@ def test_they_form_where_a_second_interface_leads_nowhere(tmp_path):
         check(form(network, tmp_path), "quic")
 
 
+@pytest.mark.full
 def test_they_form_where_a_second_interface_leads_nowhere_and_only_tcp_passes(tmp_path):
     with NetworkNamespaces(dead_end=True) as network:
         for number in range(2):

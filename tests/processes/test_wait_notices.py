@@ -1,4 +1,4 @@
-"""What is waited for is told: by init(), `nexar run` and `nexar doctor`; and the seed tells whom it has turned away."""
+"""init(), `nexar run` and `nexar doctor` report what they wait for; the seed reports whom it has turned away."""
 
 import re
 import signal
@@ -9,11 +9,12 @@ import pytest
 
 import nexar
 from tests.cluster.joiners import wait_for_event
+from tests.ports import free_port
 from tests.processes.nexar_command import INTRODUCE, Nexar, Python, introductions
 
 TOKEN = "5f1d7c0a93be48e2a6d4c8f07b3e9a15"
 OTHER_TOKEN = "6a2e8d1b04cf59f3b7e5d9018c4f0b26"
-PATIENCE = 90.0
+EVENT_TIMEOUT = 90.0
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def rank_names(rank, size):
     return {"RANK": str(rank), "WORLD_SIZE": str(size), **local}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [(Python, [INTRODUCE]), (Nexar, ["run", "-n", 2, INTRODUCE]), (Nexar, ["doctor"])],
@@ -40,7 +42,7 @@ def test_who_finds_no_seed_says_where_and_why_and_how_long_it_will_try(start, pr
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         settings = {"NEXAR_CLUSTER_TOKEN": TOKEN, "NEXAR_SEED": address, "NEXAR_FORMATION_TIMEOUT_SECS": "5"}
         ran = start(program, *arguments, NEXAR_TRANSPORTS="tls", **settings)
-        assert ran.end(PATIENCE) != 0
+        assert ran.end(EVENT_TIMEOUT) != 0
     line = rf"nexar: no seed answers at {re.escape(address)}: .*[Rr]efused.*; trying for \d s more"
     assert re.search(line, ran.stderr), ran.stderr
 
@@ -48,41 +50,41 @@ def test_who_finds_no_seed_says_where_and_why_and_how_long_it_will_try(start, pr
 def test_a_name_that_cannot_be_resolved_is_called_so(start):
     settings = {"NEXAR_CLUSTER_TOKEN": TOKEN, "NEXAR_SEED": "nosuch.invalid:1", "NEXAR_FORMATION_TIMEOUT_SECS": "1"}
     ran = start(Python, INTRODUCE, NEXAR_TRANSPORTS="tls", **settings)
-    assert ran.end(PATIENCE) != 0
+    assert ran.end(EVENT_TIMEOUT) != 0
     assert "the host name 'nosuch.invalid' cannot be resolved" in ran.stderr
 
 
 def test_the_seed_logs_the_address_of_who_has_another_token(start):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     seed = start(Nexar, "seed", "--size", 2, "--listen", address, NEXAR_CLUSTER_TOKEN=TOKEN)
     wrong = start(Python, INTRODUCE, NEXAR_CLUSTER_TOKEN=OTHER_TOKEN, NEXAR_SEED=address)
-    assert wrong.end(PATIENCE) != 0
+    assert wrong.end(EVENT_TIMEOUT) != 0
     seed.process.send_signal(signal.SIGINT)
-    seed.end(PATIENCE)
+    seed.end(EVENT_TIMEOUT)
     line = r"refused: node [0-9a-f]{16} at 127\.0\.0\.1:\d+: .*another ticket or token"
     assert re.search(line, seed.stderr), seed.stderr
 
 
-def test_rank_0_is_told_who_was_turned_away_for_a_world_of_another_size(start):
+@pytest.mark.full
+def test_rank_0_is_notified_who_was_turned_away_for_a_world_of_another_size(start):
     with nexar.Seed("127.0.0.1:0", size=2) as seed:
         first = start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(0, 2))
         wait_for_event(seed, "admitted")
         wrong = start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(1, 3))
-        assert wrong.end(PATIENCE) != 0
+        assert wrong.end(EVENT_TIMEOUT) != 0
         reason = "rank 1 was started as one of 3, and this cluster forms with 2"
         assert reason in wrong.stderr
         wait_for_event(seed, "refused", reason)
-        told = []
-        while not told or reason not in told[-1]:
-            told.append(first.process.stderr.readline())
-            assert told[-1], told
-        assert "waiting for 1 of 2 ranks: rank 1" in told[-1]
+        reported = []
+        while not reported or reason not in reported[-1]:
+            reported.append(first.process.stderr.readline())
+            assert reported[-1], reported
+        assert "waiting for 1 of 2 ranks: rank 1" in reported[-1]
         found = introductions(first, start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(1, 2)))
     assert sorted(found) == [0, 1]
 
 
+@pytest.mark.full
 def test_a_rank_never_says_that_it_waits_longer_than_the_formation_timeout(start):
     with nexar.Seed("127.0.0.1:0", size=2) as seed:
         first = start(
@@ -90,9 +92,9 @@ def test_a_rank_never_says_that_it_waits_longer_than_the_formation_timeout(start
         )
         line = first.process.stderr.readline()
         found = introductions(first, start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(1, 2)))
-    told = re.search(r"waiting for 1 of 2 ranks: rank 1; trying for (\d+) s more", line)
-    assert told, line
-    assert int(told[1]) < 60
+    reported = re.search(r"waiting for 1 of 2 ranks: rank 1; trying for (\d+) s more", line)
+    assert reported, line
+    assert int(reported[1]) < 60
     assert sorted(found) == [0, 1]
 
 
@@ -104,6 +106,6 @@ def test_a_rank_that_is_killed_before_the_commit_is_replaced(start):
         doomed.process.kill()
         wait_for_event(seed, "gone")
         others = [start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(rank, 3)) for rank in (1, 2)]
-        found = introductions(first, *others, patience=PATIENCE)
+        found = introductions(first, *others, patience=EVENT_TIMEOUT)
     assert sorted(found) == [0, 1, 2]
     assert all((facts["size"], facts["epoch"]) == (3, 1) for facts in found.values())

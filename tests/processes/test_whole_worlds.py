@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 import nexar
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 from tests.processes.nexar_command import Nexar, Python
 
 RANK = Path(__file__).with_name("formation_rank.py")
-PATIENCE = 120.0
+EVENT_TIMEOUT = 120.0
 needs_quic = pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 
 
 def outcomes(tmp_path, mistake, size=3, **variables):
     """What each rank printed that came to the end of init(), by rank; and the exit code."""
     with Nexar("run", "-n", size, RANK, mistake, cwd=tmp_path, **variables) as ran:
-        code = ran.end(PATIENCE)
+        code = ran.end(EVENT_TIMEOUT)
     lines = [line[line.index("{") :] for line in ran.stdout.splitlines() if "{" in line]
     return {facts["rank"]: facts for facts in map(json.loads, lines)}, code
 
@@ -51,6 +51,7 @@ def test_a_death_between_the_commit_and_the_end_of_init_raises_in_an_elastic_clu
     errors(found, [0, 2])
 
 
+@pytest.mark.full
 def test_a_pair_that_cannot_connect_raises_on_every_rank_and_names_the_setting(tmp_path):
     found, code = outcomes(tmp_path, "unreachable_pair")
     for text in errors(found, [0, 1, 2]):
@@ -60,6 +61,7 @@ def test_a_pair_that_cannot_connect_raises_on_every_rank_and_names_the_setting(t
     assert code != 0
 
 
+@pytest.mark.full
 def test_a_rank_that_cannot_be_dialed_is_found_by_those_that_watch_it_where_links_are_opened_on_demand(tmp_path):
     """Rank 5 of nine is dialed by ranks 6, 7 and 0 (opposite on the ring), and by nobody else."""
     found, code = outcomes(tmp_path, "undialable_rank", size=9)
@@ -70,14 +72,16 @@ def test_a_rank_that_cannot_be_dialed_is_found_by_those_that_watch_it_where_link
     assert code != 0
 
 
+@pytest.mark.full
 def test_a_pair_that_is_not_connected_is_named_while_init_waits(tmp_path):
-    """Ranks 0 and 1 tell what they wait for, after 2 s; the pair is given up after 6 s."""
+    """Ranks 0 and 1 report what they wait for, after 2 s; the pair is given up after 6 s."""
     with Nexar("run", "-n", 3, RANK, "unreachable_pair", cwd=tmp_path) as ran:
-        ran.end(PATIENCE)
+        ran.end(EVENT_TIMEOUT)
     words = r"waiting until all 3 ranks are connected; rank 1 has no connection to rank 2 at 127.0.0.77:9 \(.+\)"
     assert re.search(words, ran.stderr), ran.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("mistake", "side"), [("clock_ahead", "ahead of"), ("clock_behind", "behind")])
 def test_clocks_that_differ_by_more_than_certificates_allow_are_named_on_both_sides(tmp_path, mistake, side):
     found, code = outcomes(tmp_path, mistake, size=2)
@@ -99,5 +103,5 @@ def test_the_doctor_names_a_clock_that_differs_by_more_than_certificates_allow(t
     with nexar.Seed("127.0.0.1:0", size=2) as seed:
         arguments = ["clock_behind", "doctor", "--ticket", seed.ticket]
         with Python(RANK, *arguments, cwd=tmp_path, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1") as doctor:
-            assert doctor.end(PATIENCE) != 0
+            assert doctor.end(EVENT_TIMEOUT) != 0
     assert re.search(r"the clock of .* is (1799|180\d) s behind the seed's", doctor.stderr), doctor.stderr

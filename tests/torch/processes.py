@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nexar.testing.transports import why_unavailable
+from nexar_tools.transports import why_unavailable
 
-PATIENCE = 50.0
+EVENT_TIMEOUT = 50.0
 """Seconds until a test that waits for processes gives up."""
 
 
@@ -56,7 +56,7 @@ def on_ranks(
         processes.append(process)
     answers = [_answer(line) for line in lines]
     for process, answer in zip(processes, answers, strict=True):
-        process.join(PATIENCE)
+        process.join(EVENT_TIMEOUT)
         if process.is_alive():
             process.kill()
             process.join()
@@ -76,13 +76,15 @@ class _Failed:
 def _answer(line: Connection) -> Any:
     with line:
         try:
-            return line.recv() if line.poll(PATIENCE) else _Failed("no answer in time")
+            return line.recv() if line.poll(EVENT_TIMEOUT) else _Failed("no answer in time")
         except EOFError:
             return Died(None)
 
 
 def _initialise(backend: str, store: str, rank: int, size: int) -> None:
-    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+    dist.init_process_group(
+        backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=EVENT_TIMEOUT)
+    )
 
 
 def _serve(

@@ -84,13 +84,13 @@ def _module() -> Any:
         text = file.read()
     for theirs, ours in _NAMED:
         text = text.replace(theirs, ours)
-    text = _told_early(text)
+    text = _reported_early(text)
     module = sys.modules[name] = importlib.util.module_from_spec(specification)
     exec(compile(text, specification.origin, "exec"), module.__dict__)  # of the wheel, which we know
     return module
 
 
-def _told_early(text: str) -> str:
+def _reported_early(text: str) -> str:
     """What each process would find out after it has joined the others, and would skip then, is skipped before."""
     if not torch.cuda.is_available():
         text = re.sub(r"@skip_if_no_gpu\b", '@unittest.skip("it needs a GPU")', text)
@@ -142,8 +142,8 @@ def _run(name: str, limit: int) -> tuple[str, str, str]:
     faults = result.failures + result.errors
     if faults:
         lines = faults[0][1].strip().splitlines()
-        told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        return "FAILED", took, (told or lines)[-1][:300]
+        reported = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return "FAILED", took, (reported or lines)[-1][:300]
     return "passed", took, ""
 
 

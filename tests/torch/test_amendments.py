@@ -1,4 +1,4 @@
-"""What torch is told of us, where it would go about it otherwise."""
+"""What we change in torch where its default does not fit."""
 
 import pytest
 import torch

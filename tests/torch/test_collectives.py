@@ -268,7 +268,7 @@ def test_all_to_all_of_one_tensor_in_equal_and_in_given_parts(groups, way):
         assert parts.tolist() == [float(other) for other in range(SIZE) for _ in range(rank + other)]
 
 
-def test_messages_arrive_by_tag_and_tell_who_sent_them(groups):
+def test_messages_arrive_by_tag_and_name_their_sender(groups):
     def task(rank, group):
         if rank:
             group.send([mine(rank)], 0, rank).wait()

@@ -1,7 +1,7 @@
 import threading
 
 from nexar.torch.work import CompletionThreads
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 
 def test_a_task_that_waits_for_another_one_does_not_keep_it_waiting():
@@ -11,11 +11,11 @@ def test_a_task_that_waits_for_another_one_does_not_keep_it_waiting():
 
     def waits():
         completion.hand_over(second.set)
-        assert second.wait(PATIENCE)
+        assert second.wait(EVENT_TIMEOUT)
         first.set()
 
     completion.hand_over(waits)
-    assert first.wait(PATIENCE)
+    assert first.wait(EVENT_TIMEOUT)
     completion.close()
 
 
@@ -25,7 +25,7 @@ def test_threads_that_are_idle_are_used_again_and_end_with_it():
         done = threading.Event()
         completion.open()
         completion.hand_over(done.set)
-        assert done.wait(PATIENCE)
+        assert done.wait(EVENT_TIMEOUT)
     assert len(completion._threads) <= 3
     completion.close()
     assert completion._threads == set()
@@ -51,4 +51,4 @@ def test_closing_it_from_one_of_its_own_threads_does_not_wait_for_that_thread():
         closed.set()
 
     completion.hand_over(close)
-    assert closed.wait(PATIENCE)
+    assert closed.wait(EVENT_TIMEOUT)

@@ -8,14 +8,14 @@ from tests.architecture.sources import ROOT
 
 DDP = ROOT / "examples" / "torch_ddp.py"
 ELASTIC = ROOT / "examples" / "torch_elastic.py"
-PATIENCE = 100.0
+EVENT_TIMEOUT = 100.0
 
 
 def shown(*command: object, **environment: str) -> str:
     """What it prints; it has to end well."""
     words = [sys.executable, *map(str, command)]
     run = subprocess.run(
-        words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE, check=False
+        words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=EVENT_TIMEOUT, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import nexar
 from nexar.torch import communicator_of
 from tests.leaks import SETTLE_SECONDS, Stock, leaked_since
-from tests.torch.processes import PATIENCE, on_ranks
+from tests.torch.processes import EVENT_TIMEOUT, on_ranks
 
 GROUPS = 100
 CLUSTERS = 5
@@ -22,7 +22,9 @@ MARK = "WHO_STARTED_THIS"
 
 def initialise(folder: Path, rank: int, size: int, name: object = "store") -> None:
     where = f"file://{folder}/{name}"
-    dist.init_process_group("nexar", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+    dist.init_process_group(
+        "nexar", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=EVENT_TIMEOUT)
+    )
 
 
 def use(group: dist.ProcessGroup | None = None) -> "weakref.ref[nexar.Communicator]":
@@ -75,7 +77,7 @@ def test_clusters_that_were_left_leave_nothing_and_neither_do_their_seeds(tmp_pa
         return alive(seen), leaked_since(before), _zombies()
 
     assert on_ranks(tmp_path, 2, task, initialise=False) == [(0, [], [])] * 2
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while running := _marked(str(tmp_path)):
         assert time.monotonic() < deadline, f"seeds that still run: {running}"
         time.sleep(0.01)
@@ -107,7 +109,7 @@ def made_directly(folder: Path, rank: int, size: int) -> dist.ProcessGroup:
     store = dist.FileStore(f"{folder}/store", size)
     options = dist.distributed_c10d._DistributedBackendOptions()
     options.store, options.group_rank, options.group_size = store, rank, size
-    options.timeout = timedelta(seconds=PATIENCE)
+    options.timeout = timedelta(seconds=EVENT_TIMEOUT)
     made = dist.Backend._plugins["NEXAR"].creator_fn(options, None)
     if isinstance(made, dist.ProcessGroup):
         return made
@@ -128,18 +130,18 @@ def test_a_group_that_is_dropped_leaves_and_the_next_one_meets_in_the_same_store
             totals.append(tensor.item())
             seen.append(weakref.ref(communicator_of(group)))
             del group
-        return totals, alive(seen, PATIENCE), leaked_since(before), _zombies()  # they leave in other threads
+        return totals, alive(seen, EVENT_TIMEOUT), leaked_since(before), _zombies()  # they leave in other threads
 
     assert on_ranks(tmp_path, 2, task, initialise=False) == [([2.0] * 2, 0, [], [])] * 2
 
 
-def test_the_others_are_told_at_once_of_a_group_that_was_dropped(tmp_path):
+def test_the_others_are_notified_at_once_of_a_group_that_was_dropped(tmp_path):
     def task(rank, size):
         group = made_directly(tmp_path, rank, size)
         group.barrier().wait()
         if rank == 0:
             del group
-            while not (tmp_path / "told").exists():  # the process goes on, so it is not its end that tells
+            while not (tmp_path / "told").exists():  # the process goes on, so its end is not the signal
                 time.sleep(0.01)
             return ""
         found = _error(group.allreduce(torch.ones(1)).wait)

@@ -71,7 +71,7 @@ def test_a_call_that_has_failed_before_its_future_is_asked_for_has_its_type_out_
 
 @pytest.mark.skipif(torch.__version__ < (2, 14), reason="before torch 2.14 there is no shrink_group for the CPU")
 def test_the_others_shrink_the_group_and_go_on(tmp_path):
-    """Without a word of nexar's: what torch offers is enough."""
+    """Without anything of nexar's: what torch offers is enough."""
 
     def task(rank, size):
         tensor = torch.ones(1)

@@ -1,4 +1,4 @@
-"""What users do wrong, and what they are told: who, what, and what to do instead."""
+"""What users do wrong, and what the error says: who, what, and what to do instead."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ import torch.multiprocessing as mp
 
 import nexar
 from nexar.torch import communicator_of
-from tests.torch.processes import PATIENCE, on_ranks
+from tests.torch.processes import EVENT_TIMEOUT, on_ranks
 
 FROM_2_14 = torch.__version__ >= (2, 14)
 
 
-def told(call: Callable[[], Any]) -> str:
+def reported(call: Callable[[], Any]) -> str:
     """The error's name and its words; empty if there was none."""
     try:
         call()
@@ -45,12 +45,12 @@ def disagreements(rank: int, group: dist.ProcessGroup) -> dict[str, Callable[[],
     }
 
 
-def test_ranks_that_disagree_are_told_what_the_other_one_did(tmp_path):
+def test_ranks_that_disagree_are_notified_what_the_other_one_did(tmp_path):
     def task(rank, size):
         answers = {}
         for words in disagreements(rank, dist.group.WORLD):
             group = dist.new_group([0, 1])
-            answers[words] = told(disagreements(rank, group)[words])
+            answers[words] = reported(disagreements(rank, group)[words])
             dist.destroy_process_group(group)
         dist.barrier()
         return answers
@@ -91,7 +91,7 @@ def refused() -> dict[str, Callable[[], Any]]:
 
 def test_what_cannot_be_done_is_refused_before_anything_has_happened(tmp_path):
     def task(rank, size):
-        answers = {words: told(call) for words, call in refused().items()}
+        answers = {words: reported(call) for words, call in refused().items()}
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
         return answers, tensor.item()
@@ -108,7 +108,7 @@ def test_a_message_that_does_not_fit_its_tensor_is_kept_for_one_that_does(tmp_pa
             dist.send(torch.arange(9.0), 0)
             return "", []
         room = torch.zeros(9)
-        short = told(lambda: dist.recv(torch.zeros(4), 1))
+        short = reported(lambda: dist.recv(torch.zeros(4), 1))
         dist.recv(room, 1)
         return short, room.tolist()
 
@@ -132,13 +132,16 @@ def test_a_tensor_with_gaps_goes_wherever_one_without_goes(tmp_path):
     assert on_ranks(tmp_path, 2, task) == [([first, second], first + second, first)] * 2
 
 
-def test_a_forked_child_is_told_to_make_a_group_of_its_own_and_disturbs_nobody(tmp_path):
+def test_a_forked_child_is_asked_to_make_a_group_of_its_own_and_disturbs_nobody(tmp_path):
     def task(rank, size):
         dist.barrier()
         here, there = os.pipe()
         child = os.fork()
         if not child:
-            words = [told(lambda: dist.all_reduce(torch.ones(1))), told(lambda: dist.barrier(async_op=True).wait())]
+            words = [
+                reported(lambda: dist.all_reduce(torch.ones(1))),
+                reported(lambda: dist.barrier(async_op=True).wait()),
+            ]
             dist.destroy_process_group()
             os.write(there, "\n".join(words).encode())
             os._exit(0)
@@ -154,7 +157,7 @@ def test_a_forked_child_is_told_to_make_a_group_of_its_own_and_disturbs_nobody(t
         assert all("forked child" in each for each in words)
 
 
-def test_ctrl_c_ends_the_wait_and_the_others_are_told_who_gave_up(tmp_path):
+def test_ctrl_c_ends_the_wait_and_the_others_learn_who_gave_up(tmp_path):
     note = tmp_path / "interrupted"
 
     def task(rank, size):
@@ -166,7 +169,7 @@ def test_ctrl_c_ends_the_wait_and_the_others_are_told_who_gave_up(tmp_path):
             _await(lambda: "all_reduce" in seen.health()[0].doing)  # one that came between two calls is the user's
             os.kill(int(pid), signal.SIGINT)
             _await(note.exists)
-            return told(lambda: dist.all_reduce(torch.ones(1), group=group))
+            return reported(lambda: dist.all_reduce(torch.ones(1), group=group))
         try:
             dist.send(torch.tensor([os.getpid()]), 1)
             dist.all_reduce(torch.ones(1), group=group)  # the other one does not come before this has ended
@@ -196,7 +199,7 @@ def test_a_wait_with_a_limit_of_its_own_says_who_is_missing_and_may_be_repeated(
             dist.all_reduce(tensor)
             return "", tensor.item()
         work = dist.all_reduce(tensor, async_op=True)
-        early = told(lambda: work.wait(timedelta(seconds=0.3)))
+        early = reported(lambda: work.wait(timedelta(seconds=0.3)))
         dist.send(torch.zeros(1), 1)
         work.wait()
         return early, tensor.item()
@@ -214,7 +217,7 @@ def test_a_monitored_barrier_names_those_that_are_missing(tmp_path):
         if rank == 2:
             dist.barrier()
             return ""
-        found = told(lambda: dist.monitored_barrier(group, timeout=timedelta(seconds=0.5)))
+        found = reported(lambda: dist.monitored_barrier(group, timeout=timedelta(seconds=0.5)))
         dist.barrier()
         return found
 
@@ -226,7 +229,7 @@ def test_a_monitored_barrier_names_those_that_are_missing(tmp_path):
 def test_a_process_group_without_its_rank_0_says_so(tmp_path):
     def task(rank, size):
         where, limit = f"file://{tmp_path}/alone", timedelta(seconds=0.5)
-        return told(
+        return reported(
             lambda: dist.init_process_group("nexar", init_method=where, rank=1, world_size=2, timeout=limit)
         ), dist.is_initialized()
 
@@ -237,11 +240,11 @@ def test_a_process_group_without_its_rank_0_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 2)], ids=str)
-def test_both_ranks_are_told_at_once_of_unequal_world_sizes(tmp_path, sizes):
+def test_both_ranks_are_notified_at_once_of_unequal_world_sizes(tmp_path, sizes):
     def task(rank, size):
-        where, limit = f"file://{tmp_path}/unequal", timedelta(seconds=PATIENCE)
+        where, limit = f"file://{tmp_path}/unequal", timedelta(seconds=EVENT_TIMEOUT)
         began = time.monotonic()
-        answer = told(
+        answer = reported(
             lambda: dist.init_process_group(
                 "nexar", init_method=where, rank=rank, world_size=sizes[rank], timeout=limit
             )
@@ -250,7 +253,7 @@ def test_both_ranks_are_told_at_once_of_unequal_world_sizes(tmp_path, sizes):
 
     for answer, seconds in on_ranks(tmp_path, 2, task, initialise=False):
         assert f"rank 0 expects {sizes[0]} ranks, but rank 1 expects {sizes[1]}" in answer
-        assert seconds < PATIENCE / 2
+        assert seconds < EVENT_TIMEOUT / 2
 
 
 SCRIPT = """

@@ -63,7 +63,7 @@ def test_messages_are_received_from_anybody(tmp_path):
     assert on_ranks(tmp_path, 3, task)[0] == [1, 2]
 
 
-def test_work_tells_when_it_is_completed(tmp_path):
+def test_work_reports_when_it_is_completed(tmp_path):
     def task(rank, size):
         if rank == 0:
             dist.recv(torch.zeros(1), 1)  # until then the other one cannot have its sum
@@ -161,7 +161,7 @@ def test_the_detailed_debug_mode_checks_our_calls(tmp_path):
     assert on_ranks(tmp_path, 2, task, initialise=False) == [3.0, 3.0]
 
 
-def test_what_rank_0_cannot_open_is_told_to_the_others(tmp_path):
+def test_what_rank_0_cannot_open_is_reported_to_the_others(tmp_path):
     def task(rank, size):
         if rank == 0:
             os.environ["NEXAR_TRANSPORTS"] = "shm"  # which cannot reach a seed

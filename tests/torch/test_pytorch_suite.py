@@ -14,8 +14,8 @@ from tests.processes.scale import FULL
 from tests.torch.pytorch_suite import reasons
 
 DOCUMENTED = "With torch 2.15 on a machine without GPU"
-PATIENCE = 900.0
-pytestmark = pytest.mark.timeout(PATIENCE + 50)
+EVENT_TIMEOUT = 900.0
+pytestmark = pytest.mark.timeout(EVENT_TIMEOUT + 50)
 
 
 def results(folder: Path, world: int, backend: str = "nexar") -> dict[str, Any]:
@@ -23,7 +23,7 @@ def results(folder: Path, world: int, backend: str = "nexar") -> dict[str, Any]:
     written = folder / f"{backend}-{world}"
     command = [sys.executable, "-m", "tests.torch.pytorch_suite", "--world", world, "--backend", backend]
     words = [*map(str, command), "--json", str(written)]
-    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=EVENT_TIMEOUT)
     assert written.exists(), ran.stderr[-3000:]
     found: dict[str, Any] = json.loads(written.read_text())["results"]
     return found

@@ -1,7 +1,6 @@
 """Ranks that meet through torch's store: what it never holds, and attempts that follow one another."""
 
 import os
-import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -10,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.torch.processes import PATIENCE, on_ranks
+from tests.ports import free_port
+from tests.torch.processes import EVENT_TIMEOUT, on_ranks
 
 TOKEN = "0123456789abcdef" * 4
-LIMIT = timedelta(seconds=PATIENCE)
+LIMIT = timedelta(seconds=EVENT_TIMEOUT)
 
 
 def test_a_second_attempt_in_the_same_store_meets_again(tmp_path):
@@ -54,7 +54,7 @@ dist.destroy_process_group()
 def test_ranks_that_torchrun_starts_again_meet_although_the_store_is_kept(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ATTEMPTS)
-    words = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(_free_port()), str(script)]
+    words = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port()), str(script)]
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words],
         env={**os.environ, "HERE": str(tmp_path / "here")},
@@ -79,9 +79,3 @@ def test_the_store_never_holds_a_secret(tmp_path, token):
         assert b"nexar/round" in written
         assert b"nexar1_" not in written, "a ticket"
         assert TOKEN.encode() not in written
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -10,14 +10,14 @@ from nexar.torch.tensors import PIECE_BYTES
 ELEMENTS = PIECE_BYTES // 4
 
 
-def steps(tensor: torch.Tensor) -> list[translation.Verb]:
+def steps(tensor: torch.Tensor) -> list[translation.PlanStep]:
     return list(translation.all_reduce([tensor], dist.ReduceOp.SUM, 2).steps)
 
 
 def test_a_long_tensor_of_a_device_is_reduced_in_pieces_that_are_copied_while_others_travel() -> None:
     (step,) = steps(torch.empty(2, ELEMENTS + 5, device="meta"))
     parts, op = step.arguments
-    assert (step.verb, op, step.settings) == ("all_reduce_bucketed", "sum", {"bucket_bytes": PIECE_BYTES})
+    assert (step.method, op, step.settings) == ("all_reduce_bucketed", "sum", {"bucket_bytes": PIECE_BYTES})
     assert [part.numel() for part in parts] == [ELEMENTS, ELEMENTS, 10]
     assert [part.storage_offset() for part in parts] == [0, ELEMENTS, 2 * ELEMENTS]
 
@@ -33,5 +33,5 @@ def test_a_long_tensor_of_a_device_is_reduced_in_pieces_that_are_copied_while_ot
 )
 def test_others_are_reduced_as_they_are(tensor: torch.Tensor) -> None:
     (step,) = steps(tensor)
-    assert step.verb == "all_reduce"
+    assert step.method == "all_reduce"
     assert step.settings == {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nexar.testing.network_namespaces import NetworkNamespaces
+from nexar_tools.network_namespaces import NetworkNamespaces
 from tests.architecture.sources import ROOT
 from tests.processes.nexar_command import Python, introductions
 from tests.processes.scale import FULL

@@ -48,12 +48,12 @@ def test_an_empty_variable_counts_as_unset():
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
-def test_words_for_true(text):
+def test_texts_for_true(text):
     assert effective(environ={"NEXAR_ELASTIC_ENABLED": text}).config.elastic_enabled is True
 
 
 @pytest.mark.parametrize("text", ["0", "False", "no", "OFF"])
-def test_words_for_false(text):
+def test_texts_for_false(text):
     assert effective(environ={"NEXAR_ENCRYPT_BULK_TRANSPORT": text}).config.encrypt_bulk_transport is False
 
 

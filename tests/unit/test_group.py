@@ -12,7 +12,7 @@ from nexar.group import Group, deadline_after
 from nexar.links.sending import MessageHeader
 from nexar.types import ANY_SOURCE, ANY_TAG
 from nexar.wire.frame import Space
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 TAGGED = MessageHeader(space=Space.TAGGED, tag=1)
 
@@ -25,7 +25,7 @@ def groups() -> Iterator[list[Group]]:
 
 def receive(group: Group, source: int, into: memoryview | None = None) -> bytes:
     asked = group.post_receive(source, into, space=Space.TAGGED, tag=1)
-    group.wait((asked,), deadline_after(PATIENCE))
+    group.wait((asked,), deadline_after(EVENT_TIMEOUT))
     assert asked.into is not None
     return bytes(asked.into)
 
@@ -37,25 +37,25 @@ def test_a_group_knows_ranks_and_nodes(groups: list[Group]) -> None:
 
 
 def test_bytes_travel_by_rank(groups: list[Group]) -> None:
-    sent = groups[0].post_send(1, memoryview(b"hello"), deadline_after(PATIENCE), about=TAGGED)
-    groups[0].wait((sent,), deadline_after(PATIENCE))
+    sent = groups[0].post_send(1, memoryview(b"hello"), deadline_after(EVENT_TIMEOUT), about=TAGGED)
+    groups[0].wait((sent,), deadline_after(EVENT_TIMEOUT))
     assert receive(groups[1], 0) == b"hello"
 
 
 def test_sending_to_oneself_works_before_and_after_the_receive_is_posted(groups: list[Group]) -> None:
     group = groups[0]
     asked = group.post_receive(ANY_SOURCE, None, space=Space.TAGGED, tag=ANY_TAG)
-    assert group.post_send(0, memoryview(b"one"), deadline_after(PATIENCE), about=TAGGED).done
-    group.wait((asked,), deadline_after(PATIENCE))
+    assert group.post_send(0, memoryview(b"one"), deadline_after(EVENT_TIMEOUT), about=TAGGED).done
+    group.wait((asked,), deadline_after(EVENT_TIMEOUT))
     assert bytes(asked.into or b"") == b"one"
-    group.post_send(0, memoryview(b"two"), deadline_after(PATIENCE), about=TAGGED)
+    group.post_send(0, memoryview(b"two"), deadline_after(EVENT_TIMEOUT), about=TAGGED)
     into = memoryview(bytearray(3))
     assert receive(group, 0, into) == bytes(into) == b"two"
 
 
 def test_what_one_sends_to_oneself_is_copied(groups: list[Group]) -> None:
     data = bytearray(200_000)
-    groups[0].post_send(0, memoryview(data), deadline_after(PATIENCE), about=TAGGED)
+    groups[0].post_send(0, memoryview(data), deadline_after(EVENT_TIMEOUT), about=TAGGED)
     data[:] = b"x" * len(data)
     assert receive(groups[0], 0) == bytes(200_000)
 
@@ -67,14 +67,14 @@ def test_what_an_old_generation_still_sends_is_never_taken_for_the_next_ones(gro
     ]
     for size in (5, 1_000_000):
         with pytest.raises(Revoked, match="generation 2 has begun"):
-            groups[0].post_send(1, memoryview(bytes(size)), deadline_after(PATIENCE), about=TAGGED)
-    sent = later[0].post_send(1, memoryview(b"hello"), deadline_after(PATIENCE), about=TAGGED)
-    later[0].wait((sent,), deadline_after(PATIENCE))
+            groups[0].post_send(1, memoryview(bytes(size)), deadline_after(EVENT_TIMEOUT), about=TAGGED)
+    sent = later[0].post_send(1, memoryview(b"hello"), deadline_after(EVENT_TIMEOUT), about=TAGGED)
+    later[0].wait((sent,), deadline_after(EVENT_TIMEOUT))
     assert receive(later[1], 0) == b"hello"
     for group in later:
         group.close()
     with pytest.raises(Revoked, match="generation 2 has begun"):  # though none is open now
-        groups[0].post_send(1, memoryview(b"late"), deadline_after(PATIENCE), about=TAGGED)
+        groups[0].post_send(1, memoryview(b"late"), deadline_after(EVENT_TIMEOUT), about=TAGGED)
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 1.0, "0", None])
@@ -89,15 +89,15 @@ def test_a_closed_group_raises_for_what_waits_and_what_comes(groups: list[Group]
     group.close()
     group.close()
     with pytest.raises(LinkClosed, match="the communicator of rank 0 was closed"):
-        group.wait((asked,), deadline_after(PATIENCE))
+        group.wait((asked,), deadline_after(EVENT_TIMEOUT))
     for dest in (0, 1):
         with pytest.raises((LinkClosed, UsageError)):
-            group.post_send(dest, memoryview(b"late"), deadline_after(PATIENCE), about=TAGGED)
+            group.post_send(dest, memoryview(b"late"), deadline_after(EVENT_TIMEOUT), about=TAGGED)
     with pytest.raises((LinkClosed, UsageError)):
-        group.wait((group.post_receive(1, None, space=Space.TAGGED, tag=1),), deadline_after(PATIENCE))
+        group.wait((group.post_receive(1, None, space=Space.TAGGED, tag=1),), deadline_after(EVENT_TIMEOUT))
 
 
-def test_a_receive_from_a_rank_names_it_before_there_is_any_word_of_it(groups: list[Group]) -> None:
+def test_a_receive_from_a_rank_names_it_before_its_first_message(groups: list[Group]) -> None:
     asked = groups[0].post_receive(1, None, space=Space.TAGGED, tag=1)
     with pytest.raises(OperationTimeout) as raised:
         groups[0].wait((asked,), deadline_after(0.02))

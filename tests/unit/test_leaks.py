@@ -76,7 +76,7 @@ def test_a_pending_task_is_named():
 
 
 def test_garbage_is_no_leak_on_a_machine_so_slow_that_a_look_takes_all_the_time(monkeypatch):
-    """As memory of an arena was, whose arrays were in a ring of references."""
+    """As memory of a shared region was, whose arrays were in a ring of references."""
     monkeypatch.setattr(leaks, "SETTLE_SECONDS", 0.0)
     before = Stock.take()
     ring: list[object] = [socket.socket()]
@@ -86,7 +86,7 @@ def test_garbage_is_no_leak_on_a_machine_so_slow_that_a_look_takes_all_the_time(
         assert leaked_since(before) == []
 
 
-def test_what_goes_within_the_settling_time_is_no_leak(monkeypatch):
+def test_what_goes_within_the_grace_period_is_no_leak(monkeypatch):
     monkeypatch.setattr(leaks, "SETTLE_SECONDS", 5.0)
     before = Stock.take()
     threading.Thread(target=threading.Event().wait, args=(0.05,)).start()

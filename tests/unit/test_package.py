@@ -34,7 +34,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
         nexar.no_such_name  # noqa: B018
 
 
-def test_the_documented_first_words_work() -> None:
+def test_the_documented_first_lines_work() -> None:
     with nexar.local(2) as (left, right):
         left.send([1.0, 2.0], dest=1, tag=7)
         values, source = right.recv(source=nexar.ANY_SOURCE, tag=nexar.ANY_TAG, return_source=True)

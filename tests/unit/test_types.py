@@ -31,7 +31,7 @@ def test_a_peer_is_named_by_what_is_known_of_it():
     assert describe_peer(None) == "an unknown peer"
 
 
-def test_an_awaited_peer_tells_what_was_last_heard_of_it():
+def test_an_awaited_peer_shows_its_last_message():
     peer = AwaitedPeer(rank=1, missing="a receive with tag 7", last_heard=0.25, last_operation="all_reduce #41")
     assert str(peer) == "rank 1, missing a receive with tag 7, last heard 250 ms ago, last finished all_reduce #41"
 

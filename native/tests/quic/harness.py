@@ -12,7 +12,7 @@ from typing import Any
 
 from nexar_native import quic
 
-PATIENCE = 45.0
+EVENT_TIMEOUT = 45.0
 """Seconds until a test gives up. Nothing takes long by itself, but a starved process may sleep for many seconds."""
 HERE = str(Path(__file__).parent)
 
@@ -43,11 +43,11 @@ class Pair:
 
 def connect(a: quic.Endpoint, b: quic.Endpoint, name: str = "b", **options: Any) -> Pair:
     accepting = b.post_accept()
-    near = a.connect(b.address, name, PATIENCE, **options)
+    near = a.connect(b.address, name, EVENT_TIMEOUT, **options)
     return Pair(a, b, near, result(b, accepting))
 
 
-def result(endpoint: quic.Endpoint, operation: quic.Operation, timeout: float = PATIENCE) -> Any:
+def result(endpoint: quic.Endpoint, operation: quic.Operation, timeout: float = EVENT_TIMEOUT) -> Any:
     """Wait for one operation and give its result."""
     done, _ = endpoint.wait([operation], timeout)
     assert done == [operation], "not done in time"
@@ -72,7 +72,7 @@ def receive_all(endpoint: quic.Endpoint, stream: quic.Stream) -> bytes:
 
 def until(condition: Callable[[], bool]) -> None:
     """Look again and again until it holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.0005)
@@ -88,7 +88,7 @@ def take(queue: quic.Completions, count: int = 1) -> list[quic.Operation]:
     """The next `count` finished operations of a queue."""
     found: list[quic.Operation] = []
     while len(found) < count:
-        operations, _ = queue.wait(PATIENCE)
+        operations, _ = queue.wait(EVENT_TIMEOUT)
         assert operations, "nothing finished in time"
         found += operations
     return found
@@ -106,7 +106,7 @@ def spawn(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = PATIENCE) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout: float = EVENT_TIMEOUT) -> tuple[int, str, str]:
     """Wait for a spawned process: its exit code, output and errors."""
     try:
         out, err = process.communicate(timeout=timeout)

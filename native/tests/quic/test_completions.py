@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from harness import PATIENCE, Pair, receive, result, take, until
+from harness import EVENT_TIMEOUT, Pair, receive, result, take, until
 from nexar_native import quic
 
 
@@ -51,7 +51,7 @@ def test_a_kick_ends_the_current_wait(pair: Pair) -> None:
 
     thread = threading.Thread(target=kick)
     thread.start()
-    assert queue.wait(PATIENCE) == ([], [])
+    assert queue.wait(EVENT_TIMEOUT) == ([], [])
     thread.join()
 
 
@@ -59,7 +59,7 @@ def test_a_kick_without_a_wait_ends_the_next_one_only(pair: Pair) -> None:
     queue = quic.Completions(pair.a)
     queue.kick()
     queue.kick()
-    assert queue.wait(PATIENCE) == ([], [])
+    assert queue.wait(EVENT_TIMEOUT) == ([], [])
     start = time.monotonic()
     assert queue.wait(0.05) == ([], [])
     assert time.monotonic() - start >= 0.05
@@ -74,12 +74,12 @@ def test_a_foreign_descriptor_ends_a_wait(pair: Pair, spin: float) -> None:
         assert queue.wait(0) == ([], [])
         timer = threading.Timer(0.02, right.send, [b"x"])
         timer.start()
-        assert queue.wait(PATIENCE, spin=spin) == ([], [left.fileno()])
+        assert queue.wait(EVENT_TIMEOUT, spin=spin) == ([], [left.fileno()])
         timer.join()
         left.recv(1)
         assert queue.wait(0) == ([], [])
         queue.watch(left.fileno(), readable=False, writable=True)
-        assert queue.wait(PATIENCE) == ([], [left.fileno()])
+        assert queue.wait(EVENT_TIMEOUT) == ([], [left.fileno()])
         queue.unwatch(left.fileno())
         assert queue.wait(0) == ([], [])
 
@@ -96,7 +96,7 @@ def test_a_descriptor_watched_during_a_wait_counts(pair: Pair) -> None:
 
         thread = threading.Thread(target=watch)
         thread.start()
-        assert queue.wait(PATIENCE) == ([], [left.fileno()])
+        assert queue.wait(EVENT_TIMEOUT) == ([], [left.fileno()])
         thread.join()
 
 
@@ -107,7 +107,7 @@ def test_operations_and_descriptors_are_returned_together(pair: Pair) -> None:
         queue.watch(left.fileno())
         right.send(b"x")
         opening = pair.near.post_open_uni(queue)
-        assert queue.wait(PATIENCE) == ([opening], [left.fileno()])
+        assert queue.wait(EVENT_TIMEOUT) == ([opening], [left.fileno()])
 
 
 def test_a_descriptor_ends_a_wait_for_named_operations(pair: Pair) -> None:
@@ -115,7 +115,7 @@ def test_a_descriptor_ends_a_wait_for_named_operations(pair: Pair) -> None:
     reader, writer = os.pipe()
     try:
         os.write(writer, b"x")
-        assert pair.a.wait([accepting], PATIENCE, descriptors=[reader]) == ([], [reader])
+        assert pair.a.wait([accepting], EVENT_TIMEOUT, descriptors=[reader]) == ([], [reader])
     finally:
         os.close(reader)
         os.close(writer)
@@ -126,11 +126,11 @@ def test_descriptors_of_a_follower_wake_it_too(pair: Pair) -> None:
     with left, right:
         following: list[object] = []
         queue = quic.Completions(pair.a)
-        leader = threading.Thread(target=lambda: queue.wait(PATIENCE, spin=1e-6))
+        leader = threading.Thread(target=lambda: queue.wait(EVENT_TIMEOUT, spin=1e-6))
         leader.start()
         until(lambda: pair.a.stats()["waiting"] == 1)
         follower = threading.Thread(
-            target=lambda: following.append(pair.a.wait([], PATIENCE, descriptors=[left.fileno()]))
+            target=lambda: following.append(pair.a.wait([], EVENT_TIMEOUT, descriptors=[left.fileno()]))
         )
         follower.start()
         until(lambda: pair.a.stats()["waiting"] == 2)
@@ -141,7 +141,7 @@ def test_descriptors_of_a_follower_wake_it_too(pair: Pair) -> None:
         leader.join()
 
 
-def test_asyncio_is_told_by_the_eventfd(pair: Pair) -> None:
+def test_asyncio_is_notified_by_the_eventfd(pair: Pair) -> None:
     here, there = pair.stream()
     queue = quic.Completions(pair.a)
     echo = quic.Completions(pair.b)
@@ -165,7 +165,7 @@ def test_asyncio_is_told_by_the_eventfd(pair: Pair) -> None:
             here.write(bytes([number]))
             operations: list[quic.Operation] = []
             while not operations:
-                await asyncio.wait_for(arrived.wait(), PATIENCE)
+                await asyncio.wait_for(arrived.wait(), EVENT_TIMEOUT)
                 arrived.clear()
                 operations, _ = queue.wait(0)
             assert buffer == bytes([number])

@@ -7,13 +7,13 @@ import time
 import certificates
 import pytest
 from conftest import MakeEndpoint
-from harness import PATIENCE, Pair, connect, result
+from harness import EVENT_TIMEOUT, Pair, connect, result
 from nexar_native import quic
 
 
 def refused(endpoint: quic.Endpoint) -> str:
     """The reason of the next refusal, waited for."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while time.monotonic() < deadline:
         found = endpoint.refusals()
         if found:
@@ -55,11 +55,11 @@ def test_exported_keying_material_is_the_same_on_both_ends_and_nowhere_else(
 def test_connect_is_held_until_the_peer_has_judged_our_certificate(
     make_endpoint: MakeEndpoint,
 ) -> None:
-    stranger = certificates.Authority("strangers").leaf("a")
+    unauthenticated = certificates.Authority("strangers").leaf("a")
     b = make_endpoint("b")
-    a = make_endpoint(credentials=stranger.credentials)
+    a = make_endpoint(credentials=unauthenticated.credentials)
     with pytest.raises(quic.VerificationError) as caught:
-        a.connect(b.address, "b", PATIENCE)
+        a.connect(b.address, "b", EVENT_TIMEOUT)
     assert caught.value.by == "peer"
     assert "UnknownIssuer" in refused(b)
     assert b.stats()["refused"] == 1
@@ -68,16 +68,16 @@ def test_connect_is_held_until_the_peer_has_judged_our_certificate(
 def test_a_client_without_a_certificate_is_refused(make_endpoint: MakeEndpoint) -> None:
     b = make_endpoint("b")
     with pytest.raises(quic.VerificationError) as caught:
-        make_endpoint(None).connect(b.address, "b", PATIENCE)
+        make_endpoint(None).connect(b.address, "b", EVENT_TIMEOUT)
     assert caught.value.by == "peer"
     assert "no certificates" in refused(b)
 
 
 def test_a_server_of_a_foreign_authority_is_refused_by_us(make_endpoint: MakeEndpoint) -> None:
-    stranger = certificates.Authority("strangers").leaf("b")
-    b = make_endpoint(credentials=stranger.credentials)
+    unauthenticated = certificates.Authority("strangers").leaf("b")
+    b = make_endpoint(credentials=unauthenticated.credentials)
     with pytest.raises(quic.VerificationError, match="UnknownIssuer") as caught:
-        make_endpoint("a").connect(b.address, "b", PATIENCE)
+        make_endpoint("a").connect(b.address, "b", EVENT_TIMEOUT)
     assert caught.value.by == "us"
     assert "refused our certificate" in refused(b)
 
@@ -85,7 +85,7 @@ def test_a_server_of_a_foreign_authority_is_refused_by_us(make_endpoint: MakeEnd
 def test_a_server_of_another_name_is_refused(make_endpoint: MakeEndpoint) -> None:
     b = make_endpoint("b")
     with pytest.raises(quic.VerificationError, match="not valid for name") as caught:
-        make_endpoint("a").connect(b.address, "c", PATIENCE)
+        make_endpoint("a").connect(b.address, "c", EVENT_TIMEOUT)
     assert caught.value.by == "us"
     assert caught.value.reason in str(caught.value)
 
@@ -96,7 +96,7 @@ def test_an_expired_certificate_is_refused(make_endpoint: MakeEndpoint, side: st
     b = make_endpoint("b", credentials=expired.credentials if side == "server" else None)
     a = make_endpoint("a", credentials=expired.credentials if side == "client" else None)
     with pytest.raises(quic.VerificationError, match=r"(?i)expired") as caught:
-        a.connect(b.address, "b", PATIENCE)
+        a.connect(b.address, "b", EVENT_TIMEOUT)
     assert caught.value.by == ("us" if side == "server" else "peer")
     assert "xpired" in refused(b)
 
@@ -113,7 +113,7 @@ def test_a_key_that_is_not_pinned_is_refused(make_endpoint: MakeEndpoint) -> Non
     b = make_endpoint("b")
     pinned = quic.Trust(fingerprints=[certificates.node("c").fingerprint])
     with pytest.raises(quic.VerificationError) as caught:
-        make_endpoint("a").connect(b.address, "b", PATIENCE, trust=pinned)
+        make_endpoint("a").connect(b.address, "b", EVENT_TIMEOUT, trust=pinned)
     assert caught.value.by == "us"
 
 
@@ -122,14 +122,14 @@ def test_a_client_is_judged_by_its_pinned_key_too(make_endpoint: MakeEndpoint) -
     b = make_endpoint("b", trust=only_a)
     assert connect(make_endpoint("a"), b).far.verified
     with pytest.raises(quic.VerificationError) as caught:
-        make_endpoint("c").connect(b.address, "b", PATIENCE)
+        make_endpoint("c").connect(b.address, "b", EVENT_TIMEOUT)
     assert caught.value.by == "peer"
 
 
 def test_trust_in_nobody_lets_nobody_in(make_endpoint: MakeEndpoint) -> None:
     b = make_endpoint("b", trust=quic.Trust())
     with pytest.raises(quic.VerificationError):
-        make_endpoint("a").connect(b.address, "b", PATIENCE)
+        make_endpoint("a").connect(b.address, "b", EVENT_TIMEOUT)
 
 
 def test_an_anonymous_client_is_marked_unverified(make_endpoint: MakeEndpoint) -> None:
@@ -146,19 +146,19 @@ def test_a_presented_certificate_is_verified_even_where_none_is_needed(
 ) -> None:
     trust = quic.Trust(certificates.authority().pem, allow_anonymous=True)
     b = make_endpoint("b", trust=trust)
-    stranger = certificates.Authority("strangers").leaf("a")
+    unauthenticated = certificates.Authority("strangers").leaf("a")
     with pytest.raises(quic.VerificationError):
-        make_endpoint(credentials=stranger.credentials).connect(b.address, "b", PATIENCE)
+        make_endpoint(credentials=unauthenticated.credentials).connect(b.address, "b", EVENT_TIMEOUT)
 
 
 def test_without_verification_the_connection_is_marked_unverified(
     make_endpoint: MakeEndpoint,
 ) -> None:
-    stranger = certificates.Authority("strangers").leaf("x")
-    b = make_endpoint(credentials=stranger.credentials)
+    unauthenticated = certificates.Authority("strangers").leaf("x")
+    b = make_endpoint(credentials=unauthenticated.credentials)
     pair = connect(make_endpoint("a"), b, "b", verify=False)
     assert not pair.near.verified
-    assert pair.near.peer_certificate == stranger.der
+    assert pair.near.peer_certificate == unauthenticated.der
 
 
 def test_replaced_credentials_serve_new_connections_only(make_endpoint: MakeEndpoint) -> None:
@@ -208,7 +208,7 @@ def test_the_timeout_of_a_dial_rules_and_not_that_of_handshakes(make_endpoint: M
     with pytest.raises(TimeoutError):
         a.connect(address, "b", 0.4)
     assert time.monotonic() - start >= 0.4
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while a.stats()["handshakes"] and time.monotonic() < deadline:
         a.wait([], 0.01)
     assert a.stats()["handshakes"] == 0
@@ -225,14 +225,14 @@ def test_another_authority_of_the_same_name_is_a_failed_verification(
     else:
         b, a = make_endpoint("b"), make_endpoint(credentials=leaf.credentials)
     with pytest.raises(quic.VerificationError) as caught:
-        a.connect(b.address, "b", PATIENCE)
+        a.connect(b.address, "b", EVENT_TIMEOUT)
     assert caught.value.by == ("us" if dialer_knows else "peer")
 
 
 def test_another_protocol_is_refused(make_endpoint: MakeEndpoint) -> None:
     b = make_endpoint("b", alpn=b"other")
     with pytest.raises(quic.ConnectError) as caught:
-        make_endpoint("a").connect(b.address, "b", PATIENCE)
+        make_endpoint("a").connect(b.address, "b", EVENT_TIMEOUT)
     assert not isinstance(caught.value, quic.VerificationError)
 
 

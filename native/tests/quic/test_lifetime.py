@@ -15,7 +15,7 @@ import certificates
 import pytest
 from conftest import MakeEndpoint
 from harness import (
-    PATIENCE,
+    EVENT_TIMEOUT,
     PEM_ENVIRONMENT,
     Pair,
     connect,
@@ -30,7 +30,7 @@ from harness import (
 from nexar_native import quic
 
 
-def test_close_fails_what_is_posted_and_tells_the_peer(pair: Pair) -> None:
+def test_close_fails_what_is_posted_and_notifies_the_peer(pair: Pair) -> None:
     queue = quic.Completions(pair.a)
     posted = pair.near.post_accept_bi(queue)
     gone = pair.far.post_closed()
@@ -63,7 +63,7 @@ def test_close_ends_a_wait_in_another_thread(pair: Pair) -> None:
     until(lambda: pair.a.stats()["waiting"] == 3)
     pair.a.close()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(EVENT_TIMEOUT)
     assert len(raised) == 3
 
 
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_the_stream_stays_usable(pair: Pair) -> N
     timer.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        pair.b.wait([reading], PATIENCE)
+        pair.b.wait([reading], EVENT_TIMEOUT)
     assert time.monotonic() - start < 2
     timer.join()
     assert not reading.done
@@ -204,7 +204,7 @@ def test_a_signal_handler_may_use_the_endpoint_it_interrupts(pair: Pair) -> None
         timer = threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGUSR1])
         timer.start()
         with pytest.raises(quic.EndpointClosed):
-            pair.b.wait([], PATIENCE)
+            pair.b.wait([], EVENT_TIMEOUT)
         timer.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -255,7 +255,7 @@ def test_a_forked_child_refuses_and_holds_nothing_while_the_parent_goes_on(pair:
     here.write(b"parent")
     assert receive(pair.b, there, 6) == b"parent"
     there.write(b"y")
-    assert queues[0].wait(PATIENCE)[0]
+    assert queues[0].wait(EVENT_TIMEOUT)[0]
 
 
 class _Token:
@@ -321,7 +321,7 @@ def test_a_panic_reaches_the_thread_that_waits(pair: Pair) -> None:
 
     def wait() -> None:
         try:
-            quic.Completions(pair.a).wait(PATIENCE)
+            quic.Completions(pair.a).wait(EVENT_TIMEOUT)
         except quic.EndpointClosed as error:
             raised.append(error.reason)
 
@@ -329,7 +329,7 @@ def test_a_panic_reaches_the_thread_that_waits(pair: Pair) -> None:
     thread.start()
     until(lambda: pair.a.stats()["waiting"] == 1)
     pair.a._panic_in_next_round()  # type: ignore[attr-defined]
-    thread.join(PATIENCE)
+    thread.join(EVENT_TIMEOUT)
     assert raised
     assert "internal failure" in raised[0]
 

@@ -11,7 +11,7 @@ import time
 import certificates
 import pytest
 from conftest import MakeEndpoint
-from harness import PATIENCE, Pair, connect, receive, result, until
+from harness import EVENT_TIMEOUT, Pair, connect, receive, result, until
 from nexar_native import quic
 
 
@@ -23,7 +23,7 @@ def flow(pair: Pair, size: float) -> None:
     """Move bytes until packets have grown to `size`."""
     here, there = pair.stream()
     data = os.urandom(1 << 20)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while mtu(pair.near) < size and time.monotonic() < deadline:
         writing = here.post_write(data)
         assert receive(pair.b, there, len(data)) == data
@@ -79,12 +79,12 @@ def test_a_dual_stack_endpoint_serves_and_dials_both_families(make_endpoint: Mak
     port = both.address[1]
     for client, host in ((four, "127.0.0.1"), (six, "::1")):
         accepting = both.post_accept()
-        near = client.connect((host, port), "b", PATIENCE)
+        near = client.connect((host, port), "b", EVENT_TIMEOUT)
         far = result(both, accepting)
         assert far.remote_address == client.address
         assert near.remote_address == (host, port)
         accepting = client.post_accept()
-        back = both.connect(client.address, "a", PATIENCE)
+        back = both.connect(client.address, "a", EVENT_TIMEOUT)
         assert back.remote_address == client.address
         assert result(client, accepting).remote_address[0] == host
 
@@ -103,7 +103,7 @@ def test_the_wrong_family_and_unusable_addresses_are_refused(make_endpoint: Make
         quic.Endpoint(a.address, None, certificates.trust())
 
 
-def test_a_peer_sends_no_larger_packets_than_it_was_told(make_endpoint: MakeEndpoint) -> None:
+def test_a_peer_sends_no_larger_packets_than_it_was_allowed(make_endpoint: MakeEndpoint) -> None:
     a, b = make_endpoint("a"), make_endpoint("b", max_mtu=1200, loopback_mtu=1200)
     pair = connect(a, b)
     here, there = pair.stream()
@@ -122,7 +122,7 @@ def test_two_hundred_connections(make_endpoint: MakeEndpoint) -> None:
     near = [result(a, operation, 60) for operation in dialing]
     far: list[quic.Connection] = []
     while len(far) < 210:
-        operations, _ = queue.wait(PATIENCE)
+        operations, _ = queue.wait(EVENT_TIMEOUT)
         assert operations
         far += [operation.result() for operation in operations]
     assert a.stats()["connections"] == 210
@@ -145,7 +145,7 @@ def test_the_connection_limit_refuses_further_peers(make_endpoint: MakeEndpoint)
     a = make_endpoint("a")
     kept = [connect(a, b) for _ in range(2)]
     with pytest.raises(quic.ConnectError):
-        a.connect(b.address, "b", PATIENCE)
+        a.connect(b.address, "b", EVENT_TIMEOUT)
     assert any("limit" in reason for _, reason in b.refusals())
     with pytest.raises(quic.ConnectError, match="limit"):
         b.connect(a.address, "a", 1)
@@ -174,13 +174,13 @@ class Blackhole:
     def __init__(self, target: tuple[str, int]) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
-        self.socket.settimeout(PATIENCE)
+        self.socket.settimeout(EVENT_TIMEOUT)
         self.address: tuple[str, int] = self.socket.getsockname()
         self._target = target
 
     def forward(self, server: quic.Endpoint, count: int) -> None:
         known: set[tuple[str, int]] = set()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + EVENT_TIMEOUT
         while server.stats()["handshakes"] < count and time.monotonic() < deadline:
             data, source = self.socket.recvfrom(65536)
             if source != self._target and source not in known:
@@ -191,7 +191,7 @@ class Blackhole:
 
 def test_garbage_is_ignored_and_costs_nothing_lasting(pair: Pair) -> None:
     chance = random.Random(1)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unauthenticated:
         for number in range(3000):
             size = chance.choice([0, 1, 20, 21, 40, 1200, 1452, 9000])
             data = bytearray(chance.randbytes(size))
@@ -199,7 +199,7 @@ def test_garbage_is_ignored_and_costs_nothing_lasting(pair: Pair) -> None:
                 data[0] = chance.choice([0x40, 0xC0, 0xC3, 0xE0, 0xF0])
             if len(data) > 5 and number % 4 == 0:
                 data[1:5] = b"\0\0\0\1"
-            stranger.sendto(data, pair.b.address)
+            unauthenticated.sendto(data, pair.b.address)
             if number % 64 == 0:
                 pair.b.wait([], 0)
     here, there = pair.stream()
@@ -209,7 +209,7 @@ def test_garbage_is_ignored_and_costs_nothing_lasting(pair: Pair) -> None:
     assert pair.b.stats()["handshakes"] == 0
 
 
-def test_damaged_and_replayed_packets_do_not_count_as_heard(make_endpoint: MakeEndpoint) -> None:
+def test_damaged_and_replayed_packets_do_not_count_as_received(make_endpoint: MakeEndpoint) -> None:
     """A man in the middle repeats and damages what it sees: `last_received` is not refreshed."""
     a = make_endpoint("a", keep_alive_interval=0)
     b = make_endpoint("b", keep_alive_interval=0)
@@ -281,7 +281,7 @@ def test_bytes_arrive_unharmed_over_a_path_that_loses_packets(make_endpoint: Mak
     with middle.socket:
         thread.start()
         accepting = b.post_accept()
-        near = a.connect(middle.address, "b", PATIENCE)
+        near = a.connect(middle.address, "b", EVENT_TIMEOUT)
         pair = Pair(a, b, near, result(b, accepting))
         here, there = pair.stream()
         data = os.urandom(2 << 20)
@@ -293,7 +293,7 @@ def test_bytes_arrive_unharmed_over_a_path_that_loses_packets(make_endpoint: Mak
         thread.join()
 
 
-def test_last_received_is_the_time_since_the_peer_was_heard(make_endpoint: MakeEndpoint) -> None:
+def test_last_received_is_the_time_since_the_last_packet_of_the_peer(make_endpoint: MakeEndpoint) -> None:
     a = make_endpoint("a", keep_alive_interval=0)
     pair = connect(a, make_endpoint("b", keep_alive_interval=0))
     here, there = pair.stream()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import MakeEndpoint
-from harness import PATIENCE, Pair, connect, receive, result, take, until
+from harness import EVENT_TIMEOUT, Pair, connect, receive, result, take, until
 from nexar_native import quic
 
 
@@ -39,7 +39,7 @@ def test_no_wake_up_is_lost_among_threads_with_operations_of_their_own(pair: Pai
             if serves:
                 stream.write(ball)
             stream.post_read(buffer, queue)
-            operations, _ = queue.wait(PATIENCE, spin=spin)
+            operations, _ = queue.wait(EVENT_TIMEOUT, spin=spin)
             assert operations, "a wake-up was lost"
             assert operations[0].result() == 8
             assert buffer == ball
@@ -50,7 +50,7 @@ def test_no_wake_up_is_lost_among_threads_with_operations_of_their_own(pair: Pai
         games = [pool.submit(play, pair.a, here, True) for here, _ in streams]
         games += [pool.submit(play, pair.b, there, False) for _, there in streams]
         for game in games:
-            game.result(4 * PATIENCE)
+            game.result(4 * EVENT_TIMEOUT)
 
 
 def test_the_leader_hands_over_when_it_leaves(pair: Pair) -> None:
@@ -58,7 +58,7 @@ def test_the_leader_hands_over_when_it_leaves(pair: Pair) -> None:
     reading = there.post_read(bytearray(1))
     queue = quic.Completions(pair.b)
     done: list[int] = []
-    leader = threading.Thread(target=lambda: queue.wait(PATIENCE))
+    leader = threading.Thread(target=lambda: queue.wait(EVENT_TIMEOUT))
     leader.start()
     until(lambda: pair.b.stats()["waiting"] == 1)
     follower = threading.Thread(target=lambda: done.append(result(pair.b, reading)))
@@ -74,7 +74,7 @@ def test_the_leader_hands_over_when_it_leaves(pair: Pair) -> None:
 def test_a_thread_that_spins_takes_over_from_one_that_sleeps(pair: Pair) -> None:
     here, there = pair.stream()
     sleeper = quic.Completions(pair.a)
-    sleeping = threading.Thread(target=lambda: sleeper.wait(PATIENCE))
+    sleeping = threading.Thread(target=lambda: sleeper.wait(EVENT_TIMEOUT))
     sleeping.start()
     until(lambda: pair.a.stats()["waiting"] == 1)
     echo = quic.Completions(pair.b)
@@ -93,10 +93,10 @@ def test_a_thread_that_spins_takes_over_from_one_that_sleeps(pair: Pair) -> None
     for _ in range(200):
         here.post_read(buffer, queue)
         here.write(b"x")
-        assert queue.wait(PATIENCE, spin=1e-3)[0]
+        assert queue.wait(EVENT_TIMEOUT, spin=1e-3)[0]
     answering.join()
     sleeper.kick()
-    sleeping.join(PATIENCE)
+    sleeping.join(EVENT_TIMEOUT)
     assert not sleeping.is_alive()
 
 
@@ -111,7 +111,7 @@ def test_a_write_by_another_thread_wakes_the_sleeping_leader_for_its_timers(
     here, there = pair.stream()
     reading = there.post_read(bytearray(1 << 20))
     queue = quic.Completions(a)
-    leader = threading.Thread(target=lambda: queue.wait(PATIENCE))
+    leader = threading.Thread(target=lambda: queue.wait(EVENT_TIMEOUT))
     leader.start()
     until(lambda: a.stats()["waiting"] == 1)
     start = time.monotonic()
@@ -126,7 +126,7 @@ def test_bytes_beyond_the_window_flow_while_another_thread_leads(pair: Pair) -> 
     """A post_write that is far larger than the window, by a thread that never waits."""
     here, there = pair.stream()
     queue = quic.Completions(pair.a)
-    leader = threading.Thread(target=lambda: queue.wait(PATIENCE))
+    leader = threading.Thread(target=lambda: queue.wait(EVENT_TIMEOUT))
     leader.start()
     data = os.urandom(32 << 20)
     here.post_write(data)
@@ -189,7 +189,7 @@ def test_a_small_write_of_high_priority_passes_a_flood(pair: Pair) -> None:
         urgent_there.post_read(urgent, sink, token="urgent")
         got = 0
         while not stop.is_set() and got < size:
-            for operation in sink.wait(PATIENCE)[0]:
+            for operation in sink.wait(EVENT_TIMEOUT)[0]:
                 if stop.is_set():
                     return  # the flood was cancelled, and its stream reset by that
                 if operation.token == "urgent":
@@ -203,7 +203,7 @@ def test_a_small_write_of_high_priority_passes_a_flood(pair: Pair) -> None:
     drainer = threading.Thread(target=drain)
     drainer.start()
     queue = quic.Completions(pair.a)
-    driver = threading.Thread(target=lambda: queue.wait(PATIENCE * 3))
+    driver = threading.Thread(target=lambda: queue.wait(EVENT_TIMEOUT * 3))
     driver.start()
     delays = []
     for number in range(20):

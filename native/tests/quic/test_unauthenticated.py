@@ -14,7 +14,7 @@ from pathlib import Path
 import certificates
 import pytest
 from conftest import MakeEndpoint
-from harness import PATIENCE, connect, receive, result, until
+from harness import EVENT_TIMEOUT, connect, receive, result, until
 from nexar_native import quic
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def first_packets(count: int) -> list[bytes]:
     """Valid first packets of `count` clients, none of which will ever answer. Another process makes them, so that the
     memory of this one shows what the server takes."""
     command = [sys.executable, "-c", CLIENTS, str(count)]
-    made = subprocess.run(command, capture_output=True, check=True, timeout=10 * PATIENCE).stdout
+    made = subprocess.run(command, capture_output=True, check=True, timeout=10 * EVENT_TIMEOUT).stdout
     assert len(made) == count * FIRST_PACKET_BYTES
     return [made[start : start + FIRST_PACKET_BYTES] for start in range(0, len(made), FIRST_PACKET_BYTES)]
 
@@ -69,7 +69,7 @@ def send_all(packets: list[bytes], source: socket.socket, server: quic.Endpoint)
 
 
 @contextmanager
-def stranger(host: str = "127.0.0.1") -> Iterator[socket.socket]:
+def unauthenticated(host: str = "127.0.0.1") -> Iterator[socket.socket]:
     with socket.socket(type=socket.SOCK_DGRAM) as made:
         made.bind((host, 0))
         yield made
@@ -80,7 +80,7 @@ def test_unfinished_handshakes_cost_little_and_stop_at_the_retry_limit(make_endp
     b = make_endpoint("b", max_streams=1024)
     gc.collect()
     before = resident_bytes()
-    with stranger() as source:
+    with unauthenticated() as source:
         send_all(packets, source, b)
         until(lambda: b.stats()["inbound_handshakes"] + b.stats()["retried"] >= len(packets))
     assert b.stats()["inbound_handshakes"] == 64
@@ -95,7 +95,7 @@ def test_unfinished_handshakes_cost_little_and_stop_at_the_retry_limit(make_endp
 
 def test_handshakes_that_expired_are_forgotten(make_endpoint: MakeEndpoint) -> None:
     b = make_endpoint("b", handshake_timeout=0.2)
-    with stranger() as source:
+    with unauthenticated() as source:
         send_all(first_packets(64), source, b)
         until(lambda: b.stats()["inbound_handshakes"] == 0 and len(b.refusals()) > 0)
         until(lambda: b.stats()["connections"] == 0)
@@ -107,7 +107,7 @@ def test_handshakes_that_expired_are_forgotten(make_endpoint: MakeEndpoint) -> N
 def test_at_the_limit_the_address_with_the_most_handshakes_gives_way(make_endpoint: MakeEndpoint) -> None:
     b = make_endpoint("b", max_handshakes=8, retry_handshakes=1000)
     packets = first_packets(20)
-    with stranger("127.0.0.2") as crowd, stranger("127.0.0.3") as single:
+    with unauthenticated("127.0.0.2") as crowd, unauthenticated("127.0.0.3") as single:
         send_all(packets[:8], crowd, b)
         until(lambda: b.stats()["inbound_handshakes"] == 8)
         send_all(packets[8:12], crowd, b)
@@ -127,7 +127,7 @@ def test_at_the_limit_the_address_with_the_most_handshakes_gives_way(make_endpoi
 def test_the_limit_of_handshakes_follows_a_live_endpoint(make_endpoint: MakeEndpoint) -> None:
     b = make_endpoint("b", max_handshakes=2, retry_handshakes=1000)
     packets = first_packets(10)
-    with stranger() as source:
+    with unauthenticated() as source:
         send_all(packets[:4], source, b)
         until(lambda: b.stats()["refused"] == 2)
         b.set_max_handshakes(6)

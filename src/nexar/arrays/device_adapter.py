@@ -48,11 +48,11 @@ class DeviceAdapter(ABC):
 
     @abstractmethod
     def recognises(self, value: object) -> bool:
-        """Returns whether this is such an array. Must be fast and must not import anything."""
+        """Whether this is such an array. Must be fast and import nothing."""
 
     @abstractmethod
     def outline(self, value: Any) -> Outline:
-        """Returns its properties. Raises UsageError with a remedy if it cannot be staged."""
+        """Raises UsageError with a remedy if it cannot be staged."""
 
     def stream_of(self, value: Any) -> Any:
         """Returns the caller's current stream. Default: no streams."""
@@ -71,7 +71,7 @@ class DeviceAdapter(ABC):
         """Returns a new uninitialised array on the device of `like`."""
 
     def overlap(self, one: Any, other: Any) -> bool:
-        """Returns whether writing to one may change the other. Override it if arrays can be views."""
+        """Whether writing to one may change the other. Override it if arrays can be views."""
         return one is other
 
     def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
@@ -79,7 +79,5 @@ class DeviceAdapter(ABC):
         return np.empty(size_bytes, np.uint8)
 
     def reduce(self, op: str, into: Any, other: Any, stream: Any) -> bool:
-        """Begin into = into ⊕ other on the stream. Returns False if unsupported. Not used yet: arrays are reduced on
-        the host.
-        """
+        """Begin into = into ⊕ other on the stream. Returns False if unsupported. Not used yet."""
         return False

@@ -31,11 +31,12 @@ _IN_PLACE: Final = {
     "bxor": "bitwise_xor",
 }
 
-_STORED: Final = ("torch.uint16", "torch.uint32", "torch.uint64")
+# torch stores and copies these, and has no arithmetic for them on a device.
+_STORAGE_ONLY_DTYPES: Final = ("torch.uint16", "torch.uint32", "torch.uint64")
 
 
 class CudaAdapter(DeviceAdapter):
-    """Adapter for CUDA (and ROCm) tensors of torch. It stages through pinned memory on the caller's stream."""
+    """For CUDA and ROCm tensors of torch, through pinned memory on the caller's stream."""
 
     name = "cuda"
 
@@ -110,9 +111,7 @@ class CudaAdapter(DeviceAdapter):
         return self._runtime().stream(stream)
 
     def _after(self, values: Sequence[Any], stream: Any) -> Pending:
-        """Returns the end of all work so far. record_stream keeps torch's allocator from reusing a dropped tensor too
-        early.
-        """
+        """Returns the end of all work so far. record_stream keeps torch's allocator from reusing a dropped tensor."""
         for value in values:
             value.record_stream(stream)
         event = self._runtime().Event()
@@ -122,7 +121,7 @@ class CudaAdapter(DeviceAdapter):
 
 def _computes(op: str, dtype: Any) -> bool:
     """For torch, wide unsigned and 8-bit float types are storage only."""
-    if str(dtype) in _STORED or (dtype.itemsize == 1 and dtype.is_floating_point):
+    if str(dtype) in _STORAGE_ONLY_DTYPES or (dtype.itemsize == 1 and dtype.is_floating_point):
         return False
     if op in ("band", "bor", "bxor"):
         return not (dtype.is_floating_point or dtype.is_complex)
@@ -172,7 +171,7 @@ class DeviceRegistry:
             self._known = (*self._known, Staging(adapter))
 
     def find(self, value: object) -> Staging | None:
-        """Returns None for an unknown array. Raises UsageError if a package failed to load that might know it;
+        """Returns None for an unknown array. Raises UsageError if a package that might know it failed to load;
         DeviceError if an adapter raises.
         """
         found = self._find_known(value)
@@ -189,7 +188,6 @@ class DeviceRegistry:
         return found
 
     def stats(self) -> dict[str, StagingStats]:
-        """Returns the statistics of used adapters."""
         counted = {each.adapter.name: each.memory.stats() for each in self._known}
         return {name: stats for name, stats in counted.items() if stats.hits or stats.misses}
 
@@ -197,7 +195,6 @@ class DeviceRegistry:
         return next((each for each in self._known if each.recognises(value)), None)
 
     def _load_packages(self) -> None:
-        """Load packages. This is slow, so only an unknown array triggers it."""
         from importlib.metadata import entry_points  # noqa: PLC0415
 
         for point in entry_points(group=GROUP):

@@ -33,13 +33,21 @@ _TYPES: Final[dict[int, np.dtype[Any]]] = {
     17: np.dtype(ml_dtypes.float8_e5m2),
 }
 _CODES: Final[dict[np.dtype[Any], int]] = {dtype: code for code, dtype in _TYPES.items()}
-# NumPy gives the types of ml_dtypes the kind V.
-_KIND_NAMES: Final = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "V": "float", "c": "complex"}
-_KINDS: Final[dict[np.dtype[Any], str]] = {dtype: _KIND_NAMES[dtype.kind] for dtype in _CODES}
+_KIND_NAMES: Final = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
+
+
+def _kind_name(dtype: np.dtype[Any]) -> str:
+    if dtype.kind in _KIND_NAMES:
+        return _KIND_NAMES[dtype.kind]
+    # The kind of most types of ml_dtypes, also of integers such as int4, is V.
+    return "integer" if dtype.name.startswith(("int", "uint")) else "float"
+
+
+_KINDS: Final[dict[np.dtype[Any], str]] = {dtype: _kind_name(dtype) for dtype in _CODES}
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """Returns the wire number. Raises TypeError if it is unsupported."""
+    """Returns the wire number. Raises TypeError if unsupported."""
     code = _CODES.get(dtype)
     if code is None:
         raise TypeError(f"arrays of dtype {dtype} cannot be sent; allowed: {allowed()}")
@@ -66,7 +74,7 @@ is_supported: Final = _CODES.__contains__
 
 
 def allowed() -> str:
-    """Returns the names of the supported dtypes."""
+    """Returns the supported names."""
     return ", ".join(str(dtype) for dtype in _CODES)
 
 

@@ -1,7 +1,7 @@
 """Operands: the caller's values as NumPy arrays that share memory where possible.
 
-The other ranks wait for a call that this rank never begins. So after a failed allocation a placeholder lets the call
-take its number, and it fails once begun.
+After a failed allocation a placeholder lets the call take its number and fail once begun: the other ranks would wait
+for a call that never begins.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def _python_number(result: NDArray[Any]) -> object:
 
 
 def numpy_accepts(value: object) -> bool:
-    """Returns whether NumPy can use the memory, or it is not an array. Never copies."""
+    """Whether NumPy can use the memory, or it is not an array. Never copies."""
     if isinstance(value, _SEEN) or hasattr(value, "__array_interface__") or _buffer_of(value) is not None:
         return True
     return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] in _DLPACK_HOST
 
 
 def numpy_array_of(value: Any, *, writable: bool) -> NDArray[Any]:
-    """Returns an array in the memory of `value`; maybe a copy if it is only read. Raises UsageError."""
+    """Returns an array in the memory of `value`; maybe a copy if only read. Raises UsageError."""
     if isinstance(value, np.ma.MaskedArray):
         raise UsageError("masked elements have no meaning in a collective; give array.filled(value), or array.data")
     if isinstance(value, np.ndarray):
@@ -127,7 +127,7 @@ def _of_dlpack(value: Any) -> NDArray[Any]:
 class Operand:
     """An argument of a collective."""
 
-    __slots__ = ("_commit", "_like", "_mirror", "_value", "array", "shares")
+    __slots__ = ("_commit", "_like", "_staged", "_value", "array", "shares")
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Operand:
         commit: Callable[[], None] | None,
         *,
         shares: bool,
-        mirror: StagedArray | None = None,
+        staged: StagedArray | None = None,
     ) -> None:
         self.array = array
         """C-contiguous; in the caller's memory where possible."""
@@ -146,7 +146,7 @@ class Operand:
         self._value = value
         self._like = like
         self._commit = commit
-        self._mirror = mirror
+        self._staged = staged
 
     def commit(self) -> None:
         """Copy `array` to the caller's memory if it is written and separate."""
@@ -154,17 +154,16 @@ class Operand:
             self._commit()
 
     def like(self, result: NDArray[Any]) -> Any:
-        """Returns a result in the caller's type. It may share the memory of `result`."""
+        """Returns a result in the caller's type; it may share the memory of `result`."""
         return self._like(result)
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns uninitialised host memory."""
-        return np.empty(shape, dtype) if self._mirror is None else self._mirror.room(shape, dtype)
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return np.empty(shape, dtype) if self._staged is None else self._staged.allocate(shape, dtype)
 
     def may_share_memory(self, other: Operand) -> bool:
         """Returns True if unknown."""
-        if self._mirror is not None and other._mirror is not None:
-            return self._mirror.overlaps(other._mirror)
+        if self._staged is not None and other._staged is not None:
+            return self._staged.overlaps(other._staged)
         return np.may_share_memory(self.array, other.array)
 
     def result(self) -> Any:
@@ -182,9 +181,9 @@ def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
         flags = value.flags
         if flags.c_contiguous and is_supported(value.dtype) and (flags.writeable or not writable):
             return Operand(value, value, same_array, None, shares=True)
-    mirror = mirror_of(value)
-    if mirror is not None:
-        return _of_device(mirror, writable, read)
+    staged = staged_array_of(value)
+    if staged is not None:
+        return _of_device(staged, writable, read)
     if torch_tensors.is_tensor(value):
         return _of_tensor(value, writable)
     number = number_of(value)
@@ -196,12 +195,12 @@ def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
 
 
 def placeholder_of(value: Any) -> Operand:
-    """Returns an operand for an array that cannot be copied for lack of memory; it must not be accessed. Raises
-    MemoryError if even the shape requires a copy.
+    """For an array that cannot be copied for lack of memory; it must not be accessed. Raises MemoryError if even the
+    shape requires a copy.
     """
-    mirror = mirror_of(value)
-    if mirror is not None:
-        return placeholder_operand(mirror.outline.shape, mirror.dtype)
+    staged = staged_array_of(value)
+    if staged is not None:
+        return placeholder_operand(staged.outline.shape, staged.dtype)
     view = _view_of(value)
     return placeholder_operand(view.shape, view.dtype)
 
@@ -211,7 +210,7 @@ def placeholder_operand(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand
     return Operand(placeholder(shape, dtype), None, same_array, None, shares=False)
 
 
-def mirror_of(value: Any) -> StagedArray | None:
+def staged_array_of(value: Any) -> StagedArray | None:
     """Returns None for values on the host. Raises UsageError, DeviceError."""
     on_host = value.device.type == "cpu" if torch_tensors.is_tensor(value) else numpy_accepts(value)
     if on_host:
@@ -219,9 +218,9 @@ def mirror_of(value: Any) -> StagedArray | None:
     staging = ADAPTERS.find(value)
     if staging is None:
         return None
-    mirror = staging.mirror(value)
-    kind_of(mirror.dtype)  # raises for unsupported dtypes
-    return mirror
+    staged = staging.stage(value)
+    kind_of(staged.dtype)  # raises for unsupported dtypes
+    return staged
 
 
 def _view_of(value: Any) -> NDArray[Any]:
@@ -230,10 +229,10 @@ def _view_of(value: Any) -> NDArray[Any]:
     return numpy_array_of(value, writable=False)
 
 
-def _of_device(mirror: StagedArray, writable: bool, read: bool) -> Operand:
-    array = mirror.read() if read else mirror.room(mirror.outline.shape, mirror.dtype)
-    commit = partial(mirror.write, array) if writable else None
-    return Operand(array, mirror.value, mirror.new_array, commit, shares=False, mirror=mirror)
+def _of_device(staged: StagedArray, writable: bool, read: bool) -> Operand:
+    array = staged.read() if read else staged.allocate(staged.outline.shape, staged.dtype)
+    commit = partial(staged.write, array) if writable else None
+    return Operand(array, staged.value, staged.new_array, commit, shares=False, staged=staged)
 
 
 def _of_tensor(tensor: Any, writable: bool) -> Operand:
@@ -264,7 +263,7 @@ def _contiguous(view: NDArray[Any], writable: bool) -> tuple[NDArray[Any], Calla
 
 
 class Allocations:
-    """The allocations of one call, made by the calling thread."""
+    """The allocations of one call, by its thread."""
 
     __slots__ = ("error",)
 
@@ -273,7 +272,7 @@ class Allocations:
         """After a failure, no array allocated here may be accessed."""
 
     def failed(self, error: MemoryError) -> None:
-        """The first error is kept."""
+        """Keeps the first error."""
         self.error = self.error or error
 
     def take(self, make: Callable[[], NDArray[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -289,11 +288,10 @@ class Allocations:
     def copy(self, array: NDArray[Any]) -> NDArray[Any]:
         return self.take(array.copy, array.shape, array.dtype)
 
-    def room(self, given: Operand, shape: tuple[int, ...]) -> Operand:
-        """Returns a host array with the dtype of `given`."""
+    def allocate(self, given: Operand, shape: tuple[int, ...]) -> Operand:
         dtype = given.array.dtype
         try:
-            return adapt(given.room(shape, dtype), writable=True)
+            return adapt(given.allocate(shape, dtype), writable=True)
         except MemoryError as error:
             self.failed(error)
             return placeholder_operand(shape, dtype)

@@ -98,7 +98,7 @@ def _of_function(op: object, commutative: bool) -> Reduction:
 
 
 def check(reduction: Reduction, dtype: np.dtype[Any]) -> None:
-    """Raises UsageError if it is not defined for the dtype."""
+    """Raises UsageError if it is undefined for the dtype."""
     if reduction.code not in _DEFINED[kind_of(dtype)]:
         raise UsageError(f"{reduction.name} of {dtype} is not defined: {_REASONS[reduction.code]}")
 

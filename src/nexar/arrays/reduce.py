@@ -74,7 +74,7 @@ def _with_errstate(function: Callable[..., object]) -> Callable[..., None]:
 Array: TypeAlias = NDArray[Any]
 
 BLOCK: Final = 64 << 10  # elements: a pass uses two f32 rows, 512 KiB, which fit the second-level cache
-_FEW_HALF: Final = 1536  # elements; up to here fewer calls matter more than faster ones
+_FEW_NARROW: Final = 1536  # elements; up to here fewer calls matter more than faster ones
 _VERY_FEW: Final = 256  # elements; up to here a single call is fastest
 
 # NumPy converts f16 and ml_dtypes converts f8 element by element; integer arithmetic on whole rows is faster. If the
@@ -89,10 +89,12 @@ _VERY_FEW: Final = 256  # elements; up to here a single call is fastest
 
 
 class _Layout(NamedTuple):
+    """Sign, exponent, mantissa, with IEEE's bias: an exponent of e bits has the bias 2ᵉ⁻¹ - 1."""
+
     signed: np.dtype[Any]
     unsigned: np.dtype[Any]
     shift: int  # from the last place of the narrow type to that of f32
-    beyond: int | None  # bits of the smallest magnitude that is not finite; None: they need no care
+    nonfinite_from: int | None  # bits of the smallest magnitude that is not finite; None: they need no care
 
 
 _LAYOUTS: Final[dict[np.dtype[Any], _Layout]] = {
@@ -102,14 +104,14 @@ _LAYOUTS: Final[dict[np.dtype[Any], _Layout]] = {
     np.dtype(ml_dtypes.float8_e5m2): _Layout(np.dtype(np.int8), np.dtype(np.uint8), 21, 0x7C),
 }
 
-HALF_TYPES: Final = frozenset(_LAYOUTS)
+NARROW_FLOATS: Final = frozenset(_LAYOUTS)
 
-_SAME_IN_HALF: Final = (np.add, np.multiply)  # these types compute via f32 too; min and max of -0 and 0 differ
+_SAME_IN_NARROW: Final = (np.add, np.multiply)  # these types compute via f32 too; min and max of -0 and 0 differ
 _HOMOGENEOUS: Final = (np.add, np.minimum, np.maximum)  # f(s·a, s·b) = s·f(a, b)
 
 
-class _HalfScratch(threading.local):
-    """Scratch rows per thread, because fresh memory costs more than the arithmetic."""
+class _NarrowScratch(threading.local):
+    """Per thread, because fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
         pair = np.empty(2 * BLOCK, np.float32)
@@ -118,12 +120,12 @@ class _HalfScratch(threading.local):
         self.spare = np.empty(BLOCK, np.int32)
 
 
-_half_scratch: Final = _HalfScratch()
+_narrow_scratch: Final = _NarrowScratch()
 
 
-def fold_half(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor: int = 1) -> None:
+def fold_narrow(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor: int = 1) -> None:
     """out = (((in0 ⊕ in1) ⊕ in2) …) / divisor, rounded once. `out` may be an input."""
-    if out.size <= _VERY_FEW and len(inputs) == 2 and divisor == 1 and arithmetic in _SAME_IN_HALF:
+    if out.size <= _VERY_FEW and len(inputs) == 2 and divisor == 1 and arithmetic in _SAME_IN_NARROW:
         arithmetic(inputs[0], inputs[1], out=out)
         return
     fold = _method(arithmetic, out, len(inputs), divisor)
@@ -142,15 +144,15 @@ def fold_wide(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array]) -> None
         total = out[block]
         widen(inputs[0][block], total)
         for one in inputs[1:]:
-            operand = _half_scratch.operand[: total.size]
+            operand = _narrow_scratch.operand[: total.size]
             widen(one[block], operand)
             arithmetic(total, operand, out=total)
 
 
-def round_half(arithmetic: np.ufunc, out: Array, total: Array, divisor: int = 1) -> None:
+def round_narrow(arithmetic: np.ufunc, out: Array, total: Array, divisor: int = 1) -> None:
     """out = total / divisor, rounded once. `total` is f32 and overwritten."""
     bits = _bits_of(out.dtype)
-    by_bits = out.size > _FEW_HALF and bits.can(
+    by_bits = out.size > _FEW_NARROW and bits.can(
         arithmetic, 2 * divisor
     )  # twice: the quotient and its scaling both round
     for start in range(0, out.size, BLOCK):
@@ -163,7 +165,7 @@ def round_half(arithmetic: np.ufunc, out: Array, total: Array, divisor: int = 1)
 
 
 def _widening(dtype: np.dtype[Any], count: int) -> Callable[[Array, Array], None]:
-    if count <= _FEW_HALF or dtype == ml_dtypes.bfloat16:  # its conversion to f32 is fast
+    if count <= _FEW_NARROW or dtype == ml_dtypes.bfloat16:  # its conversion to f32 is fast
         return _convert
     return _bits_of(dtype).to_float
 
@@ -173,7 +175,7 @@ def _convert(source: Array, into: Array) -> None:
 
 
 def _method(arithmetic: np.ufunc, out: Array, inputs: int, divisor: int) -> Callable[..., bool]:
-    if out.size <= _FEW_HALF:
+    if out.size <= _FEW_NARROW:
         return _fold_by_conversion
     if out.itemsize == 1 and inputs == 2 and divisor == 1:
         return _fold_by_table
@@ -182,7 +184,7 @@ def _method(arithmetic: np.ufunc, out: Array, inputs: int, divisor: int) -> Call
 
 
 def _fold_by_conversion(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor: int) -> bool:
-    total, operand = _half_scratch.total[: out.size], _half_scratch.operand[: out.size]
+    total, operand = _narrow_scratch.total[: out.size], _narrow_scratch.operand[: out.size]
     np.copyto(total, inputs[0])
     for one in inputs[1:]:
         np.copyto(operand, one)
@@ -196,8 +198,8 @@ def _fold_by_conversion(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array
 def _fold_by_table(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], _divisor: int) -> bool:
     """Two bytes have 65,536 results."""
     table = _table(arithmetic, out.dtype)  # first, because making it uses the scratch memory too
-    count, index = out.size, _half_scratch.index[: out.size]
-    both = _half_scratch.spare.view(np.uint16)
+    count, index = out.size, _narrow_scratch.index[: out.size]
+    both = _narrow_scratch.spare.view(np.uint16)
     left, right = both[:count], both[BLOCK : BLOCK + count]
     np.copyto(left, inputs[0].view(np.uint8))
     np.left_shift(left, _EIGHT, left)
@@ -229,7 +231,7 @@ class _Bits:
 
     def __init__(self, layout: _Layout) -> None:
         self._layout = layout
-        self.scaled = layout.beyond is not None
+        self.scaled = layout.nonfinite_from is not None
         width = 8 * layout.signed.itemsize
         # Constants are 0-d arrays: converting a Python number costs as much as the call.
         self._shift = np.array(layout.shift, np.int32)
@@ -238,8 +240,8 @@ class _Bits:
         self._below_half = np.array((1 << (layout.shift - 1)) - 1, np.int32)
         self._sign_shift = np.array(32 - width, np.int32)
         self._sign = np.array(1 << (width - 1), np.int32)
-        self._beyond = layout.beyond or 0
-        # The exponent of 1 is 127 in f32, and half of its range in the narrow type.
+        self._nonfinite_from = layout.nonfinite_from or 0
+        # The difference of the biases: that of f32 is 127.
         exponent = 127 - ((1 << (width - 2 - (23 - layout.shift))) - 1)
         self._scale, self._unscale = np.array(2.0**-exponent, np.float32), np.array(2.0**exponent, np.float32)
         self._doubled = 1 << (23 - layout.shift)  # bits that doubling adds to a magnitude
@@ -255,9 +257,9 @@ class _Bits:
     def fold(self, arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor: int) -> bool:
         """Returns False, with `out` unchanged, for infinities or NaN."""
         count = out.size
-        total, operand = _half_scratch.total[:count], _half_scratch.operand[:count]
+        total, operand = _narrow_scratch.total[:count], _narrow_scratch.operand[:count]
         largest = max(map(self._largest, inputs)) if self.scaled else -1
-        if largest >= self._beyond:
+        if largest >= self._nonfinite_from:
             return False
         self._widen(inputs[0], total)
         for one in inputs[1:]:
@@ -267,10 +269,10 @@ class _Bits:
             np.divide(total, np.float32(divisor), total)
         # n numbers sum to at most n times the largest, at most 2ᵏ times it.
         bound = largest + self._doubled * (len(inputs) - 1).bit_length()
-        return self._round(total.view(np.int32), out.view(self._layout.signed), careful=bound >= self._beyond)
+        return self._round(total.view(np.int32), out.view(self._layout.signed), careful=bound >= self._nonfinite_from)
 
     def to_float(self, source: Array, into: Array) -> None:
-        if self._largest(source) >= self._beyond:
+        if self._largest(source) >= self._nonfinite_from:
             np.copyto(into, source)
             return
         self._widen(source, into)
@@ -282,7 +284,7 @@ class _Bits:
         """
         if not self.scaled:
             return self._round(total.view(np.int32), out.view(self._layout.signed), careful=False)
-        wide = _half_scratch.operand[: out.size]
+        wide = _narrow_scratch.operand[: out.size]
         np.multiply(total, self._scale, wide)
         return self._round(wide.view(np.int32), out.view(self._layout.signed), careful=True)
 
@@ -297,7 +299,7 @@ class _Bits:
             np.bitwise_and(wide, self._mask, wide)  # sign only at the top, not in the exponent's upper bits
 
     def _round(self, wide: Array, out: Array, *, careful: bool) -> bool:
-        spare = _half_scratch.spare[: out.size]
+        spare = _narrow_scratch.spare[: out.size]
         np.right_shift(wide, self._shift, spare)
         np.bitwise_and(spare, self._one, spare)
         np.add(wide, spare, wide)
@@ -305,7 +307,7 @@ class _Bits:
         if (
             self.scaled
             and careful
-            and _largest(wide, wide.view(np.uint32), 1 << 31) >= self._beyond << self._layout.shift
+            and _largest(wide, wide.view(np.uint32), 1 << 31) >= self._nonfinite_from << self._layout.shift
         ):
             return False
         np.right_shift(wide, self._shift, spare)
@@ -352,8 +354,8 @@ _LOGICAL: Final = (ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR)
 
 
 def rounds(reduction: Reduction, dtype: np.dtype[Any]) -> bool:
-    """Returns whether partial results lose digits that float32 keeps."""
-    return dtype in HALF_TYPES and reduction.code in _ROUNDING
+    """Whether partial results lose digits that float32 keeps."""
+    return dtype in NARROW_FLOATS and reduction.code in _ROUNDING
 
 
 def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combiner:
@@ -370,7 +372,7 @@ def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combi
 
 
 def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
-    """Left fold of flat contiguous arrays; `out` may be any of them. An average is divided by `size`. Half types
+    """Left fold of flat contiguous arrays; `out` may be one of them. Divides an average by `size`. Narrow types
     accumulate in f32 and are rounded once.
     """
     check(reduction, dtype)
@@ -382,7 +384,7 @@ def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
 
 
 def wide_folder(reduction: Reduction, dtype: np.dtype[Any]) -> Folder:
-    """Folds half types into float32, without rounding or dividing."""
+    """Folds narrow types into float32, without rounding or dividing."""
     check(reduction, dtype)
     ufunc = _UFUNCS[reduction.code]
     return lambda out, inputs: _fold_wide_quietly(ufunc, out, inputs)
@@ -390,22 +392,22 @@ def wide_folder(reduction: Reduction, dtype: np.dtype[Any]) -> Folder:
 
 def round_total(reduction: Reduction, out: Array, total: Array, size: int) -> None:
     """Round the float32 `total` of `size` ranks once, after dividing an average. Overwrites `total`."""
-    _round_half_quietly(_UFUNCS[reduction.code], out, total, size if reduction.code is ReduceCode.AVG else 1)
+    _round_narrow_quietly(_UFUNCS[reduction.code], out, total, size if reduction.code is ReduceCode.AVG else 1)
 
 
 def combine(reduction: Reduction, out: Array, left: Array, right: Array) -> None:
-    """out = left ⊕ right, once."""
+    """out = left ⊕ right."""
     combiner(reduction, out.dtype)(out, left, right)
 
 
 def fold(reduction: Reduction, out: Array, inputs: Sequence[Array]) -> None:
-    """out = ((in0 ⊕ in1) ⊕ in2) …, once."""
+    """out = ((in0 ⊕ in1) ⊕ in2) …"""
     folder(reduction, out.dtype)(out, inputs)
 
 
 def finish(reduction: Reduction, array: Array, size: int) -> None:
-    """Finish a total in place: divide an average; with one rank, turn a logical result into 0 and 1. Half types are
-    already rounded: use round_total to divide before.
+    """Finish a total in place: divide an average; with one rank, turn a logical result into 0 and 1. Narrow types are
+    rounded already: use round_total instead.
     """
     if size == 1:
         if reduction.code in _LOGICAL:
@@ -413,16 +415,16 @@ def finish(reduction: Reduction, array: Array, size: int) -> None:
         return
     if reduction.code is not ReduceCode.AVG:
         return
-    if array.dtype in HALF_TYPES:
-        _fold_half_quietly(np.add, array, [array], size)
+    if array.dtype in NARROW_FLOATS:
+        _fold_narrow_quietly(np.add, array, [array], size)
     else:
         _divide_quietly(array, array, array.dtype.type(size))
 
 
 @cache
 def _combiner(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Combiner:
-    if dtype in HALF_TYPES:
-        return lambda out, left, right: _fold_half_quietly(ufunc, out, (left, right))
+    if dtype in NARROW_FLOATS:
+        return lambda out, left, right: _fold_narrow_quietly(ufunc, out, (left, right))
     if kind_of(dtype) in ("float", "complex"):
         return quiet_ufunc(ufunc)
     return lambda out, left, right: ufunc(left, right, out=out)  # integers wrap silently
@@ -430,7 +432,7 @@ def _combiner(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Combiner:
 
 @cache
 def _folder(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Folder:
-    run = _fold_half_quietly if dtype in HALF_TYPES else _fold_plain_quietly
+    run = _fold_narrow_quietly if dtype in NARROW_FLOATS else _fold_plain_quietly
     if ufunc not in _LOGIC:
         return lambda out, inputs: run(ufunc, out, inputs)
 
@@ -449,8 +451,8 @@ def _divides(reduction: Reduction, size: int) -> bool:
 
 @cache
 def _dividing_combiner(dtype: np.dtype[Any], size: int) -> Combiner:
-    if dtype in HALF_TYPES:
-        return lambda out, left, right: _fold_half_quietly(np.add, out, (left, right), size)
+    if dtype in NARROW_FLOATS:
+        return lambda out, left, right: _fold_narrow_quietly(np.add, out, (left, right), size)
     add, divisor = _combiner(np.add, dtype), dtype.type(size)
 
     def call(out: Array, left: Array, right: Array) -> None:
@@ -462,8 +464,8 @@ def _dividing_combiner(dtype: np.dtype[Any], size: int) -> Combiner:
 
 @cache
 def _dividing_folder(dtype: np.dtype[Any], size: int) -> Folder:
-    if dtype in HALF_TYPES:
-        return lambda out, inputs: _fold_half_quietly(np.add, out, inputs, size)
+    if dtype in NARROW_FLOATS:
+        return lambda out, inputs: _fold_narrow_quietly(np.add, out, inputs, size)
     divisor = dtype.type(size)
 
     def call(out: Array, inputs: Sequence[Array]) -> None:
@@ -494,16 +496,16 @@ def _fold_blocks(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
         _fold_piece(ufunc, out[block], total[: min(step, out.size - start)], [one[block] for one in inputs])
 
 
-def _fold_piece(ufunc: np.ufunc, out: Array, room: Array | None, inputs: Sequence[Array]) -> None:
-    # With separate `room` only the last step writes to `out`, after everything is read: `out` may be any input.
-    total = ufunc(inputs[0], inputs[1], out=room)
+def _fold_piece(ufunc: np.ufunc, out: Array, scratch: Array | None, inputs: Sequence[Array]) -> None:
+    # With separate `scratch` only the last step writes to `out`, after everything is read: `out` may be any input.
+    total = ufunc(inputs[0], inputs[1], out=scratch)
     for one in inputs[2:-1]:
         ufunc(total, one, out=total)
     ufunc(total, inputs[-1], out=out)
 
 
 class _Scratch(threading.local):
-    """Scratch memory per thread, because fresh memory costs more than the arithmetic."""
+    """Like _NarrowScratch."""
 
     def __init__(self) -> None:
         self.memory = np.empty(_BLOCK_BYTES, np.uint8)
@@ -512,9 +514,9 @@ class _Scratch(threading.local):
 _scratch: Final = _Scratch()
 
 _fold_plain_quietly: Final = quiet(_fold_plain)
-_fold_half_quietly: Final = quiet(fold_half)
+_fold_narrow_quietly: Final = quiet(fold_narrow)
 _fold_wide_quietly: Final = quiet(fold_wide)
-_round_half_quietly: Final = quiet(round_half)
+_round_narrow_quietly: Final = quiet(round_narrow)
 _divide_quietly: Final = quiet_ufunc(np.divide)
 
 

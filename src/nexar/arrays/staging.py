@@ -1,7 +1,7 @@
 """Staging of device arrays: host memory pool, waiting and error conversion.
 
-Law: host memory is reused when no view of it exists and the device has finished with it. Every view keeps the one array
-alive that was handed out; when that dies, the memory returns.
+Invariant: host memory is reused when no view of it exists and the device has finished with it. Every view keeps the
+array alive that was handed out; when that dies, the memory returns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StagingStats(NamedTuple):
 
 
 class _Block:
-    """A block of memory. The pool's lock guards it."""
+    """Guarded by the pool's lock."""
 
     __slots__ = ("lost", "memory", "pending", "size")
 
@@ -52,7 +52,7 @@ class _Block:
         self.lost = False  # a copy failed, so the device may still use it
 
     def idle(self) -> bool:
-        """Returns whether the device is done. Completed copies are forgotten, because they may hold the memory."""
+        """Whether the device is done. Forgets completed copies, which may hold the memory."""
         try:
             if self.pending is not None and self.pending.done():
                 self.pending = None
@@ -91,9 +91,7 @@ class HostMemory:
         return handed[:size_bytes]
 
     def mark_in_use(self, array: NDArray[Any], pending: Pending) -> bool:
-        """Record that the device uses this memory until `pending` is done. Returns False if it is not from this
-        pool.
-        """
+        """The device uses this memory until `pending` is done. Returns False for memory of others."""
         block = self._block(array)
         if block is None:
             return False
@@ -160,16 +158,15 @@ class Staging:
         self.memory: Final = HostMemory(adapter)
 
     def recognises(self, value: object) -> bool:
-        """Raises DeviceError."""
         with _report("recognising an array", self.adapter.name):
             return bool(self.adapter.recognises(value))
 
-    def mirror(self, value: Any) -> StagedArray:
+    def stage(self, value: Any) -> StagedArray:
         """Raises UsageError, DeviceError."""
         with _report("looking at an array", self.adapter.name):
             return StagedArray(self, value, _checked(self.adapter.outline(value)), self.adapter.stream_of(value))
 
-    def room(self, count: int, dtype: np.dtype[Any], device: str) -> NDArray[Any]:
+    def allocate(self, count: int, dtype: np.dtype[Any], device: str) -> NDArray[Any]:
         with _report("host_memory", device):
             return self.memory.take(count * dtype.itemsize).view(dtype)
 
@@ -195,16 +192,16 @@ class StagedArray(NamedTuple):
         return self.size * self.dtype.itemsize
 
     def overlaps(self, other: StagedArray) -> bool:
-        """Returns whether writing to one may change the other. Raises DeviceError."""
+        """Whether writing to one may change the other. Raises DeviceError."""
         with _report("comparing two arrays", self.outline.device):
             return self.staging is other.staging and self.staging.adapter.overlap(self.value, other.value)
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        return self.staging.room(math.prod(shape), dtype, self.outline.device).reshape(shape)
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return self.staging.allocate(math.prod(shape), dtype, self.outline.device).reshape(shape)
 
     def read(self) -> NDArray[Any]:
         """Blocks for this copy only."""
-        array = self.room(self.outline.shape, self.dtype)
+        array = self.allocate(self.outline.shape, self.dtype)
         gather([self], array.reshape(-1)).wait()
         return array
 
@@ -213,14 +210,13 @@ class StagedArray(NamedTuple):
         scatter([self], array.reshape(-1))
 
     def new_array(self, array: NDArray[Any]) -> Any:
-        """Returns a new device array with these values."""
         adapter, device = self.staging.adapter, self.outline.device
         with _report("making an array", device):
             value = adapter.empty(self.value, array.shape, array.dtype, self.stream)
         if not self.staging.memory.owns(array):
-            room = self.room(array.shape, array.dtype)
-            np.copyto(room, array)
-            array = room
+            copied = self.allocate(array.shape, array.dtype)
+            np.copyto(copied, array)
+            array = copied
         StagedArray(self.staging, value, Outline(array.dtype, array.shape, device), self.stream).write(array)
         return value
 
@@ -234,8 +230,8 @@ class CopyBatch:
         self._operation = operation
 
     def wait(self) -> None:
-        """Wait for the copies. Raises DeviceError if they fail. Sleeps, so that Ctrl-C works. There is no deadline: the
-        caller's own device work may take any time.
+        """Raises DeviceError if a copy fails. Sleeps, so that Ctrl-C works. No deadline: the caller's device work may
+        take any time.
         """
         begun = time.monotonic()
         with _report(self._operation, self._device):
@@ -243,23 +239,23 @@ class CopyBatch:
                 time.sleep(0 if time.monotonic() - begun < _SPIN else _SLEEP)
 
 
-def gather(mirrors: Sequence[StagedArray], into: NDArray[Any]) -> CopyBatch:
+def gather(staged_arrays: Sequence[StagedArray], into: NDArray[Any]) -> CopyBatch:
     """Begin to copy device arrays into a flat array. Keep it until done."""
-    first = mirrors[0]
+    first = staged_arrays[0]
     with _report("stage_out", first.outline.device):
         pending = _checked_pending(
-            first.staging.adapter.stage_out([each.value for each in mirrors], into, first.stream)
+            first.staging.adapter.stage_out([each.value for each in staged_arrays], into, first.stream)
         )
     first.staging.memory.mark_in_use(into, pending)
     return CopyBatch(pending, first.outline.device, "stage_out")
 
 
-def scatter(mirrors: Sequence[StagedArray], source: NDArray[Any]) -> None:
+def scatter(staged_arrays: Sequence[StagedArray], source: NDArray[Any]) -> None:
     """Begin to fill device arrays from a flat array, which may be dropped but not written."""
-    first = mirrors[0]
+    first = staged_arrays[0]
     with _report("stage_in", first.outline.device):
         pending = _checked_pending(
-            first.staging.adapter.stage_in([each.value for each in mirrors], source, first.stream)
+            first.staging.adapter.stage_in([each.value for each in staged_arrays], source, first.stream)
         )
     if not first.staging.memory.mark_in_use(source, pending):
         CopyBatch(pending, first.outline.device, "stage_in").wait()

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from nexar.errors import UsageError
 
-# Types that NumPy or torch lacks, by their torch names: they are exchanged as integers of the same size.
-_FOREIGN: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
+FOREIGN: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "bfloat16": ("int16", np.dtype(ml_dtypes.bfloat16)),
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
     "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
 }
-_NAMES: Final = {dtype: name for name, (_, dtype) in _FOREIGN.items()}
+"""The supported types that NumPy lacks, by their torch names: torch exchanges them as integers of the same size."""
+_NAMES: Final = {dtype: name for name, (_, dtype) in FOREIGN.items()}
 _COMMON: Final = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
      "complex64", "complex128")
@@ -29,18 +29,18 @@ _COMMON: Final = frozenset(
 
 
 def is_loaded() -> bool:
-    """Returns whether torch is imported."""
+    """Whether torch is imported."""
     return hasattr(sys.modules.get("torch"), "from_numpy")
 
 
 def is_tensor(value: object) -> bool:
-    """Returns True also for parameters and subclasses."""
+    """True also for parameters and subclasses."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))  # torch may be partially imported
 
 
 def array_of(tensor: Any) -> NDArray[Any]:
-    """Returns an array with the tensor's strides. Raises UsageError if impossible."""
+    """Returns an array with the tensor's strides. Raises UsageError."""
     if tensor.device.type != "cpu":
         raise UsageError(
             f"the tensor is on {tensor.device}, which no device adapter here knows; give tensor.cpu(), or install a "
@@ -52,8 +52,7 @@ def array_of(tensor: Any) -> NDArray[Any]:
 
 def array_in_memory(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Returns an array with the tensor's strides, which keeps the tensor alive. `Tensor.numpy()` would forbid resizing
-    the storage, which FSDP does; DLPack arrays are read-only with older NumPy. Do not use it after the storage was
-    resized.
+    the storage, which FSDP does; DLPack arrays are read-only with older NumPy. Do not use it after a resize.
     """
     shape, strides, length = tensor.shape, None, tensor.nbytes
     start: int = tensor.data_ptr()
@@ -82,8 +81,8 @@ def require_dense_memory(tensor: Any) -> None:
 def dtype_of(tensor: Any) -> np.dtype[Any]:
     """Returns the NumPy dtype. Raises UsageError if there is none."""
     name = _name(tensor.dtype)
-    if name in _FOREIGN:
-        return _FOREIGN[name][1]
+    if name in FOREIGN:
+        return FOREIGN[name][1]
     if name not in _COMMON:
         raise UsageError(f"a torch tensor of {tensor.dtype} cannot be sent or reduced; convert it")
     return np.dtype(name)
@@ -93,7 +92,7 @@ def plain(tensor: Any) -> Any:
     """Returns the same memory, detached; as integers if NumPy lacks the type."""
     name = _name(tensor.dtype)
     values = tensor.detach()
-    return values.view(getattr(module(), _FOREIGN[name][0])) if name in _FOREIGN else values
+    return values.view(getattr(module(), FOREIGN[name][0])) if name in FOREIGN else values
 
 
 def tensor_of(array: NDArray[Any]) -> Any:
@@ -105,7 +104,7 @@ def tensor_of(array: NDArray[Any]) -> Any:
 def plain_tensor_of(array: NDArray[Any]) -> Any:
     """Like `tensor_of`, in the type of `plain`."""
     name = _NAMES.get(array.dtype)
-    return module().from_numpy(array if name is None else array.view(np.dtype(_FOREIGN[name][0])))
+    return module().from_numpy(array if name is None else array.view(np.dtype(FOREIGN[name][0])))
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> Any:

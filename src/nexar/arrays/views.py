@@ -25,7 +25,7 @@ def as_bytes(array: NDArray[Any]) -> memoryview:
 
 
 def code_and_shape(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
-    """Returns what a frame contains of an array."""
+    """Returns the description of an array in a frame."""
     return code_of(array.dtype), array.shape
 
 
@@ -47,7 +47,7 @@ def as_row(data: object) -> memoryview:
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Returns fresh memory, whose pages cost nothing until written. Raises MemoryError or ValueError."""
+    """Returns memory whose pages cost nothing until written. Raises MemoryError or ValueError."""
     return np.empty(size_bytes, np.uint8).data if size_bytes else memoryview(bytearray())
 
 
@@ -85,7 +85,7 @@ def split(count: int, parts: int) -> tuple[Span, ...]:
 
 
 def segments(span: Span, limit: int) -> tuple[Span, ...]:
-    """Returns spans of `limit` elements; the last may be shorter. Raises ValueError."""
+    """Splits into `limit` elements; the last may have fewer. Raises ValueError."""
     if limit < 1:
         raise ValueError(f"the segment limit must be at least 1, not {limit}")
     return tuple(Span(start, min(start + limit, span.stop)) for start in range(span.start, span.stop, limit))

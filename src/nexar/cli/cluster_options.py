@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from nexar.cli.exit_codes import fail_with
+from nexar.cli.exit_codes import print_message
 from nexar.config import Config, settings
 from nexar.environment import effective
 from nexar.errors import ConfigError, SeedUnreachable, UsageError
@@ -36,9 +36,8 @@ _POLL_INTERVAL = 0.05
 def entry_options(
     ticket: str | None, ticket_file: Path | None, seed: str | None = None, *, file_timeout: float = 0.0
 ) -> dict[str, object]:
-    """The setting of the option that was given; it replaces the environment's.
-
-    Waits at most `file_timeout` seconds for the file: its seed may have just been started. UsageError.
+    """The setting of the given option, which replaces the environment's. Waits at most `file_timeout` seconds for the
+    file, whose seed may be starting. UsageError.
     """
     given = [option for option in (ticket, ticket_file, seed) if option is not None]
     if len(given) > 1:
@@ -52,10 +51,10 @@ def entry_options(
 
 
 def appears(path: Path, file_timeout: float) -> bool:
-    """Blocks until the file exists, at most `file_timeout` seconds. Files with tickets appear whole."""
+    """Waits for the file, at most `file_timeout` seconds. Ticket files appear whole."""
     if path.exists() or file_timeout <= 0:
         return path.exists()
-    fail_with(
+    print_message(
         f"waiting for the ticket in {path}, {file_timeout:g} s at most; the process that opens the cluster writes it"
     )
     deadline = time.monotonic() + file_timeout
@@ -75,9 +74,7 @@ def _read_ticket(path: Path) -> str:
 
 @contextmanager
 def ticket_in(path: Path, ticket: str, *, keep: bool = False) -> Iterator[None]:
-    """Write the ticket to a file (0600). After the block it is removed, because the ticket is useless then, unless
-    `keep` is set or it was replaced. UsageError.
-    """
+    """Write the ticket to a file (0600). After the block it is removed, unless `keep` or if replaced. UsageError."""
     content = f"{ticket}\n".encode()
     try:
         write_secret_file(path, content)
@@ -151,7 +148,7 @@ def page_address(text: str | None) -> tuple[str, int] | None:
 def shown_cluster(
     service: SeedService, address: tuple[str, int] | None, write_ticket: Path | None = None
 ) -> Iterator[None]:
-    """Serve the page and keep the ticket in its file until the block ends. UsageError."""
+    """Page and ticket file exist until the block ends. UsageError."""
     with ExitStack() as stack:
         if write_ticket is not None:
             stack.enter_context(ticket_in(write_ticket, service.ticket))
@@ -160,9 +157,9 @@ def shown_cluster(
             from nexar.security.invitation import parse_ticket  # noqa: PLC0415
 
             page = stack.enter_context(StatusWebPage(service.board, parse_ticket(service.ticket).secret, *address))
-            fail_with(f"the page of this cluster is at {page.url}")
+            print_message(f"the page of this cluster is at {page.url}")
             if not _is_loopback(address[0]):
-                fail_with("warning: the page is not encrypted; others on that network can read it and its address")
+                print_message("warning: the page is not encrypted; others on that network can read it and its address")
         yield
 
 
@@ -189,8 +186,8 @@ def observer_session(
 ) -> ObserverSession:
     """The caller closes it. UsageError, ConfigError, JoinRefused, SeedUnreachable.
 
-    `timeout`: for the file and the seed. None: a missing file or a closed port fails at once; a seed that listens has
-    some seconds to answer.
+    `timeout`: for the file and the seed. None: a missing file or closed port fails at once; a listening seed has some
+    seconds.
     """
     from nexar.cluster.seed_session import ObserverSession  # noqa: PLC0415  # wrong options are rejected without loading it
 

@@ -1,4 +1,4 @@
-"""`nexar config`: prints the effective settings and their origins, without secrets."""
+"""`nexar config`: prints the effective settings and their origins."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Runs a command and turns errors into one message and an exit code. Only internal errors show a traceback."""
+"""Runs a command and turns errors into a message and an exit code. Only internal errors show a traceback."""
 
 import logging
 import signal
@@ -15,14 +15,14 @@ WRONG_INPUT = 2
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
-    """Returns the result, or the exit code of the error, whose message is written to standard error."""
+    """The result, or the exit code of the error, which is printed."""
     try:
         with _handled(), _terminable():
             return action()
     except InternalError:
         raise
     except NexarError as error:
-        fail_with(str(error))
+        print_message(str(error))
         return WRONG_INPUT if isinstance(error, UsageError | ConfigError) else FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -31,14 +31,12 @@ def exit_code_of(action: Callable[[], int]) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM unwinds the command as Ctrl-C does, so that everything is closed. A container's first process would not
-    end otherwise.
-    """
+    """SIGTERM unwinds the command as Ctrl-C does; a container's first process would ignore it."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """The first SIGTERM unwinds, the second kills. An ignored SIGTERM stays ignored."""
+    """A second SIGTERM kills. An ignored SIGTERM stays ignored."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         yield
         return
@@ -56,7 +54,6 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def _handled() -> Iterator[None]:
-    """Prefix what nexar logs."""
     logger, handler = logging.getLogger("nexar"), logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("nexar: %(message)s"))
@@ -67,7 +64,7 @@ def _handled() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def fail_with(message: str) -> None:
+def print_message(message: str) -> None:
     """Write one message to standard error."""
     sys.stderr.write(f"nexar: {message}\n")
     sys.stderr.flush()

@@ -1,6 +1,6 @@
 """The command `nexar`.
 
-Help is plain text: rich is slow to import, and a launcher should have started its children by then.
+Help is plain text: rich is slow to import.
 """
 
 import os
@@ -22,9 +22,8 @@ _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_closed_streams() -> None:
-    """Open the null device for each standard stream that was closed at start, before anything else is opened.
-
-    Otherwise the next opened file gets its descriptor: a rank would get a pipe of the launcher as its standard input.
+    """Open the null device for standard streams closed at start. Otherwise the next opened file gets such a
+    descriptor: a rank would read a pipe of the launcher as its standard input.
     """
     for descriptor, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:

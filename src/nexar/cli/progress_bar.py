@@ -1,4 +1,4 @@
-"""Progress bars on standard error, if that is a terminal; otherwise nothing."""
+"""Progress bars on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_LOOK: Final = 0.2  # seconds between two readings of the count
+_READ_INTERVAL: Final = 0.2  # seconds between two readings of the count
 
 Advance = Callable[[str], None]
-"""One more is done; the text names the next."""
+"""One more is done; names the next."""
 
 
 @contextmanager
 def advancing(what: str, total: int) -> Iterator[Advance]:
-    """Drawn only when advanced, so that it does not disturb measurements."""
+    """Drawn only when advanced, so as not to disturb measurements."""
     if not sys.stderr.isatty():
         yield _nothing
         return
@@ -36,8 +36,8 @@ def advancing(what: str, total: int) -> Iterator[Advance]:
 
 
 @contextmanager
-def counting(what: str, total: int, look: Callable[[], int]) -> Iterator[None]:
-    """A thread calls `look` until the block ends."""
+def counting(what: str, total: int, count: Callable[[], int]) -> Iterator[None]:
+    """A thread calls `count` until the block ends."""
     if not sys.stderr.isatty():
         yield
         return
@@ -47,12 +47,12 @@ def counting(what: str, total: int, look: Callable[[], int]) -> Iterator[None]:
 
         def follow() -> None:
             while True:
-                bar.update(task, completed=look())
+                bar.update(task, completed=count())
                 bar.refresh()
-                if over.wait(_LOOK):
+                if over.wait(_READ_INTERVAL):
                     return
 
-        thread = threading.Thread(target=follow, name="nexar-progress", daemon=True)
+        thread = threading.Thread(target=follow, name="nexar-progress-bar", daemon=True)
         thread.start()
         try:
             yield
@@ -62,7 +62,6 @@ def counting(what: str, total: int, look: Callable[[], int]) -> Iterator[None]:
 
 
 def _bar(**options: Any) -> Progress:
-    """Disappears when it is done. Text printed meanwhile appears above it."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and only a terminal needs it
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -78,5 +77,4 @@ def _bar(**options: Any) -> Progress:
     )
 
 
-def _nothing(_: str) -> None:
-    """Used if there is no terminal."""
+def _nothing(_: str) -> None: ...

@@ -1,4 +1,4 @@
-"""`nexar run`: starts ranks on this host and can write a trace of the run."""
+"""`nexar run`: starts ranks on this host, and can trace the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nexar.cli.cluster_options import (
     page_address,
     shown_cluster,
 )
-from nexar.cli.exit_codes import exit_code_of, fail_with
+from nexar.cli.exit_codes import exit_code_of, print_message
 from nexar.config import Config
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
@@ -46,7 +46,7 @@ TraceTo = Annotated[
 
 @contextmanager
 def traced(path: Path | None) -> Iterator[dict[str, object]]:
-    """The settings that make ranks write their parts; the trace is written when the block ends, even by an error.
+    """Settings that make ranks write their parts; the trace is written when the block ends, even by an error.
     UsageError.
     """
     if path is None:
@@ -65,7 +65,6 @@ def traced(path: Path | None) -> Iterator[dict[str, object]]:
 
 
 def _problem(path: Path) -> str:
-    """Why the file could not be written at the end. Touches nothing."""
     if path.is_dir():
         return "it is a directory"
     if not path.parent.is_dir():
@@ -76,24 +75,24 @@ def _problem(path: Path) -> str:
 
 
 def merge(directories: list[Path], path: Path) -> int:
-    """Returns the number of ranks; 0: there are no parts, and the file is not touched."""
+    """Number of ranks; 0: no parts, and the file is not touched."""
     from nexar.observe.trace_merge import read_parts, write_trace  # noqa: PLC0415  # imports numpy
 
     found = read_parts(directories)
     for name, reason in found.unreadable.items():
-        fail_with(f"{name} is left out of the trace: {reason}")
+        print_message(f"{name} is left out of the trace: {reason}")
     if found.earlier:
-        fail_with(f"skipped {found.earlier} parts of earlier runs")
+        print_message(f"skipped {found.earlier} parts of earlier runs")
     if not found.parts:
         places = ", ".join(map(str, directories))
-        fail_with(
+        print_message(
             f"no parts of a trace in {places}, so {path} is not written; ranks write them when they end, "
             "if NEXAR_TRACE_DIR names the directory"
         )
         return 0
     written = write_trace(path, found.parts)
     missing = f"; {written.missed} earlier calls were not kept" if written.missed else ""
-    fail_with(
+    print_message(
         f"{written.calls} calls of {written.ranks} ranks are in {path}{missing}; open it at https://ui.perfetto.dev"
     )
     return written.ranks
@@ -173,7 +172,7 @@ def run(
 
 
 def _check(count: int, command: Command) -> None:
-    """Before anything is started: one message instead of one per rank."""
+    """One message instead of one per rank."""
     if count < 1:
         raise ConfigError(variable="-n", value=count, allowed="a whole number, 1 or more")
     if command.form == "script" and not Path(command.target).exists():
@@ -233,7 +232,7 @@ def _check_own(config: Config, *, page: str | None, write_ticket: Path | None) -
 
 
 def _is_module(name: str) -> bool:
-    """A search deeper than the outermost package would run its code in the launcher."""
+    """Searching below the outermost package would run its code in the launcher."""
     sys.path.insert(0, "")  # as python -m does
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None

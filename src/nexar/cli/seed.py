@@ -19,7 +19,7 @@ from nexar.cli.cluster_options import (
     shown_cluster,
     ticket_in,
 )
-from nexar.cli.exit_codes import GOOD, exit_code_of, fail_with
+from nexar.cli.exit_codes import GOOD, exit_code_of, print_message
 from nexar.cli.progress_bar import counting
 from nexar.config import Config
 from nexar.environment import effective, inherited
@@ -73,30 +73,29 @@ def seed(
 def _publish_ticket(
     service: "SeedService", size: int, config: Config, ticket_file: Path | None, *, keep: bool
 ) -> Iterator[None]:
-    """Report the address, and write the ticket to the file or else to standard output, alone on its line.
-
-    With a token no ticket is shown. `keep`: the file outlives the seed, as the cluster does.
+    """Report the address; write the ticket to the file or else to standard output, but not with a token. `keep`: the
+    file outlives the seed, as the cluster does.
     """
     with nullcontext() if ticket_file is None else ticket_in(ticket_file, service.ticket, keep=keep):
         if ticket_file is None and config.cluster_token is None:
             print(service.ticket, flush=True)
         limit = f"{config.formation_timeout:g} s at most"
-        fail_with(f"the seed listens at {service.address} and waits for {size} members, {limit}")
+        print_message(f"the seed listens at {service.address} and waits for {size} members, {limit}")
         yield
 
 
 def _announce(event: "SeedEvent") -> None:
     """Only launchers; ranks would be too many."""
     if event.kind == "reserved":
-        fail_with(f"a launcher at {event.address} has {event.reason}")
+        print_message(f"a launcher at {event.address} has {event.reason}")
 
 
 def _wait_for_end(service: "SeedService", size: int, config: Config) -> None:
     with counting("members", size, lambda: service.board().joined):
         service.wait_formed()  # the seed keeps the formation timeout, and notifies every joiner first
-    fail_with(f"the cluster has formed with {size} members")
+    print_message(f"the cluster has formed with {size} members")
     while config.elastic_enabled:  # nodes may join after all have left: it ends when it is stopped
         time.sleep(_POLL_INTERVAL)
     service.wait_empty()
-    fail_with("every member has left")
+    print_message("every member has left")
     service.wait_launchers(_LAUNCHERS_TIMEOUT)

@@ -40,7 +40,7 @@ def plain(overview: Overview, *, rates: bool = False) -> str:
 
 
 def coloured(overview: Overview, *, rates: bool) -> RenderableType:
-    """For a terminal. Texts of members are never interpreted as markup."""
+    """For a terminal. Members' texts are not interpreted as markup."""
     from rich.console import Group  # noqa: PLC0415 - slow to import, and only a terminal needs it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -92,7 +92,7 @@ def status(
         from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415  # wrong options are rejected without loading it
 
         with observer_session(ticket, ticket_file, seed, timeout=timeout) as session:
-            overview = OverviewBuilder().see(session.look(), time.monotonic())
+            overview = OverviewBuilder().see(session.read_board(), time.monotonic())
         if as_json:
             print(json.dumps(overview.facts(), indent=2))
         elif sys.stdout.isatty():
@@ -144,7 +144,7 @@ def _print(session: ObserverSession, interval: float, count: int | None, *, as_j
 
     overview_builder, updates = OverviewBuilder(), 0
     while True:
-        overview = overview_builder.see(session.look(), time.monotonic())
+        overview = overview_builder.see(session.read_board(), time.monotonic())
         print(json.dumps(overview.facts()) if as_json else plain(overview, rates=True), flush=True)
         updates += 1
         if updates == count:
@@ -160,7 +160,7 @@ def _live(session: ObserverSession, interval: float, count: int | None) -> None:
     overview_builder, updates = OverviewBuilder(), 0
     with Live(auto_refresh=False, screen=False) as live:
         while True:
-            overview = overview_builder.see(session.look(), time.monotonic())
+            overview = overview_builder.see(session.read_board(), time.monotonic())
             live.update(coloured(overview, rates=True), refresh=True)
             updates += 1
             if updates == count:

@@ -16,7 +16,7 @@ trace = typer.Typer(name="trace", rich_markup_mode=None, no_args_is_help=True, h
 
 @trace.callback()
 def _trace() -> None:
-    """Without this callback a single command would replace `trace` itself."""
+    """Otherwise a single command would replace `trace` itself."""
 
 
 @trace.command()

@@ -1,7 +1,6 @@
 """Incoming connections: each becomes a link, a bulk channel, a liveness connection, or is refused.
 
-The transport verifies certificate chain and node. The pin, rank and epoch are checked here; `decisions.peering` decides
-which of two crossing dials is kept.
+The transport verifies certificate chain and node. The pin, rank and epoch are checked here.
 """
 
 from __future__ import annotations
@@ -10,30 +9,36 @@ import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nexar.cluster.addresses import MAX_ADDRESSES
 from nexar.cluster.decisions.peering import DialDecision, PeerDirectory
 from nexar.cluster.handshake import AnsweringHandshake, SidecarDialer
+from nexar.cluster.membership import pin_of
 from nexar.cluster.node import Node
 from nexar.cluster.peer_table import CLOSED, MAX_MISSED_LINKS, PeerEntry, PeerTable, links_since
 from nexar.security.certificates import ForeignCertificate, certificate_fingerprint
 from nexar.transport.base import Carrier
+from nexar.transport.registry import capabilities_of
 from nexar.types import NodeId, format_node
 from nexar.wire.control import Introduce, Introduced
 from nexar.wire.frame import Frame
 
+if TYPE_CHECKING:
+    from nexar.cluster.liveness_connections import LivenessConnections
+
 MAX_INCOMING: Final = 1024
 MAX_INCOMING_PER_NODE: Final = 2 * 2 * MAX_ADDRESSES
 """A dial tries all our addresses on two transports, and on a busy host most attempts connect before the first one wins.
-Doubled, because a node may dial again before the end of its last dial is noticed."""
+Doubled, because a node may dial again before the end of its last dial is noticed.
+"""
 
 
 class IncomingLimit:
     """Incoming connections that are not links yet. Not thread-safe.
 
-    Law: one node has at most `most_of_one` connections, all nodes together `most`. One more displaces the oldest, of
-    that node or of all. So a member that dials and stays silent keeps no other node out.
+    Invariant: one node has at most `most_of_one` connections, all nodes together `most`. One more displaces the oldest,
+    of that node or of all, so a silent dialer keeps no other node out.
     """
 
     def __init__(self, most: int = MAX_INCOMING, most_of_one: int = MAX_INCOMING_PER_NODE) -> None:
@@ -46,7 +51,7 @@ class IncomingLimit:
         return len(self._all)
 
     def add(self, carrier: Carrier) -> Carrier | None:
-        """Returns the displaced carrier, already removed, or None."""
+        """Returns the displaced carrier, already removed."""
         displaced = self._displaced_by(carrier.peer.node)
         if displaced is not None:
             self.remove(displaced)
@@ -75,27 +80,21 @@ class IncomingLimit:
         return list(self._all)
 
 
-_WITHOUT_CERTIFICATES = frozenset({"shm", "memory"})
-"""Schemes that authenticate by a secret that only this peer has, or by sharing this process."""
-
-
 def pin_mismatch(carrier: Carrier, directory: PeerDirectory) -> str | None:
-    """The reason to refuse this carrier; None if its peer is the member it claims to be, or a former one, which the
-    handshake informs.
-    """
+    """The reason to refuse this carrier; None for a member, and for a former one, which the handshake informs."""
     peer, membership = carrier.peer, directory.membership
     member = directory.find(peer.node)
     if not peer.verified:
         return "it has not proven who it is"
     if member is None and peer.node in directory.former:
         return None
-    if member is None and membership.pin(peer.node) is not None:
+    if member is None and pin_of(membership, peer.node) is not None:
         return f"node {format_node(peer.node)} holds no rank, so it has no link"
     if member is None:
         return f"node {format_node(peer.node)} is not in the membership of epoch {membership.epoch}"
     if peer.certificate is not None:
         return _compare(peer.certificate, member.fingerprint, peer.node)
-    return None if carrier.scheme in _WITHOUT_CERTIFICATES else "it showed no certificate"
+    return "it showed no certificate" if capabilities_of(carrier.scheme).has_certificates else None
 
 
 def _compare(certificate: bytes, pin: bytes, node: NodeId) -> str | None:
@@ -109,19 +108,8 @@ def _compare(certificate: bytes, pin: bytes, node: NodeId) -> str | None:
 
 _log = logging.getLogger(__name__)
 
-_SHARED_MEMORY: Final = "shm"
 _DIALED_TOO_OFTEN: Final = "you have dialed too often without becoming a link"
 _LOST: Final = "the link between us was lost"
-
-
-class LivenessTaker(Protocol):
-    """The accepting part of LivenessConnections."""
-
-    def why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
-        """The reason to refuse it, or None."""
-
-    def take(self, dialer: AnsweringHandshake, answer: Introduced) -> None:
-        """Keep the connection and send the answer."""
 
 
 class PeerAcceptor:
@@ -135,7 +123,8 @@ class PeerAcceptor:
         self._peers = peers
         self._sidecars = sidecars
         self.on_refused = on_refused
-        self.liveness_connections: LivenessTaker | None = None  # set before a peer can dial for a liveness connection
+        # Set before a peer can dial for a liveness connection.
+        self.liveness_connections: LivenessConnections | None = None
         self._arrivals = (
             IncomingLimit()
         )  # not links yet; guarded by the lock of the peer table; they wait here while the membership is unknown
@@ -146,7 +135,7 @@ class PeerAcceptor:
         with self._peers.changed:
             closed, directory = self._peers.closed, self._peers.directory
             displaced = None if closed else self._arrivals.add(carrier)
-        if closed and (directory is None or carrier.scheme != _SHARED_MEMORY):
+        if closed and (directory is None or not capabilities_of(carrier.scheme).shares_memory):
             carrier.abort(CLOSED)
             return
         if displaced is not None:
@@ -175,13 +164,13 @@ class PeerAcceptor:
         return self._arrivals.listed()
 
     def receive(self, carrier: Carrier, directory: PeerDirectory) -> None:
-        """Once the membership is known. Any thread."""
+        """Call it once the membership is known. Any thread."""
         refusal = pin_mismatch(carrier, directory)
         if refusal is not None:
             self._remove_arrival(carrier)
             self.candidate_refused(carrier.peer.address, refusal)
             carrier.abort(refusal)
-        elif carrier.scheme == _SHARED_MEMORY:
+        elif capabilities_of(carrier.scheme).shares_memory:
             # The peer received this address over the link, so it needs no introduction.
             self._remove_arrival(carrier)
             self._adopt(carrier)
@@ -257,7 +246,7 @@ class PeerAcceptor:
             self.answer(pair, dialer, outcome)
 
     def answer(self, pair: PeerEntry, dialer: AnsweringHandshake, outcome: DialDecision) -> None:
-        """Answer a dialer. Any thread."""
+        """Any thread."""
         if outcome is DialDecision.WELCOME:
             self._welcome(dialer)
         elif outcome is DialDecision.SUPERSEDED and pair.link.failure is not None:

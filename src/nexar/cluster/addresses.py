@@ -1,8 +1,8 @@
 """The addresses that a node advertises, and the order in which it dials those of a peer. Pure.
 
 At most MAX_ADDRESSES are advertised, best first: ordinary interfaces; bridges to containers and virtual machines, which
-have the same numbers on every host; IPv4 link-local; loopback, for peers on this host. IPv6 link-local addresses need
-an interface name, which differs between hosts, so they are omitted.
+have the same numbers on every host; IPv4 link-local; loopback, for peers on this host. IPv6 link-local addresses are
+omitted: they need an interface name.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from nexar.transport.address import (
     order_candidates,
     parse_address,
 )
+from nexar.transport.registry import capabilities_of, node_port_schemes
 
 IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpInterface: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 MAX_ADDRESSES: Final = 16
-"""Enough for any host, and few enough for the small message that an unauthenticated peer may send."""
-_HOST_AND_PORT: Final = ("quic", "tls")
+"""Few enough for the small message that an unauthenticated peer may send."""
 _BRIDGE: Final = re.compile(
     r"(docker|br-|virbr|veth|vnet|cni|cali|cilium|flannel|podman|lxcbr|lxdbr|weave|kube|nerdctl|vmnet|vboxnet)"
 )
@@ -47,7 +47,7 @@ class Interface:
 
     @property
     def is_bridge(self) -> bool:
-        """Whether it leads to containers or virtual machines of this host, by its name."""
+        """Leads to containers or virtual machines, by its name."""
         return _BRIDGE.match(self.name) is not None
 
 
@@ -61,8 +61,8 @@ def candidate_addresses(
 ) -> dict[str, tuple[str, ...]]:
     """Scheme → host:port addresses to advertise, best first; the same for every scheme.
 
-    `listening` comes from `listen`. The setting `advertise` replaces all addresses except loopback. Raises ConfigError
-    if `iface` selects nothing or `advertise` is invalid.
+    The setting `advertise` replaces all but loopback. Raises ConfigError if `iface` selects nothing or `advertise` is
+    invalid.
     """
     host, port = parse_address(listening)
     bound = _number(host)
@@ -80,21 +80,21 @@ def candidate_addresses(
 
 
 def own_networks(interfaces: Iterable[Interface]) -> list[Network]:
-    """Without bridges, which have the same numbers on every host."""
+    """Without bridges, whose numbers are the same on every host."""
     attached = [address for each in interfaces if each.up and not each.is_bridge for address in each.addresses]
     return list(dict.fromkeys(address.network for address in attached if not _is_local(address.ip)))
 
 
 def own_ip_addresses(interfaces: Iterable[Interface]) -> frozenset[IpAddress]:
-    """All addresses of this host."""
+    """The addresses of all interfaces."""
     return frozenset(address.ip for each in interfaces for address in each.addresses)
 
 
 def add_seen_address(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, tuple[str, ...]]:
-    """Add the address from which the seed saw a node connect to those it advertised.
+    """Add the address from which the seed saw a node connect.
 
-    An advertised one moves to the front. Any other one belongs to a router that may forward the port, so it comes last,
-    before loopback. Loopback and link-local ones are ignored.
+    An advertised one moves to the front. Any other may be a router that forwards the port: it comes last, before
+    loopback. Loopback and link-local ones are ignored.
     """
     host = host_of(seen)
     number = None if host is None else _number(host)
@@ -104,8 +104,8 @@ def add_seen_address(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dic
 
 
 def check_advertised(addresses: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises UsageError for an invalid address. Schemes of other packages have their own form."""
-    for scheme in _HOST_AND_PORT:
+    """Raises UsageError. Schemes of other packages have their own form."""
+    for scheme in node_port_schemes():
         for address in addresses.get(scheme, ()):
             try:
                 check_dialable(address)
@@ -135,7 +135,7 @@ def _objections(interface: Interface, number: IpAddress) -> tuple[bool, bool, bo
 
 
 def _is_reachable(bound: IpAddress | None, number: IpAddress) -> bool:
-    """Whether remote peers can send to `number` and a socket bound to `bound` receives it."""
+    """For remote peers, and for a socket bound to `bound`."""
     if number.is_loopback or number.is_unspecified or number.is_multicast:
         return False
     if number.version == 6:
@@ -221,9 +221,6 @@ def _is_local(number: IpAddress) -> bool:
     return number.is_loopback or number.is_link_local
 
 
-_ONE_HOST: Final = "shm"  # reaches only this host
-
-
 def dial_order(
     addresses: Mapping[str, Sequence[str]],
     *,
@@ -234,11 +231,11 @@ def dial_order(
 ) -> dict[str, tuple[str, ...]]:
     """Scheme → addresses worth dialing, best first, in the order of `schemes`, without empty ones.
 
-    `networks` and `own` are those of this host. On another host, our addresses belong to other nodes or lead to us:
-    they are omitted, like loopback. A peer with no other address shares our network whatever its host id: it is dialed
-    like one on this host, but not through shared memory.
+    On another host, our addresses (`own`) belong to other nodes or lead to us: they are omitted, like loopback. A peer
+    with no other address shares our network whatever its host id: it is dialed like one on this host, but not through
+    shared memory.
     """
-    usable = [scheme for scheme in schemes if same_host or scheme != _ONE_HOST]
+    usable = [scheme for scheme in schemes if same_host or not capabilities_of(scheme).shares_memory]
     offered = [AddressCandidate(scheme, address) for scheme in usable for address in addresses.get(scheme, ())]
     numbers = {str(number) for number in own}
     foreign = [candidate for candidate in offered if host_of(candidate.address) not in numbers]

@@ -1,10 +1,9 @@
-"""Runs the Paxos instances of `comm.agree()`; `decisions.paxos` decides.
+"""Runs the Paxos instances of `comm.agree()`.
 
-An instance is (communicator, generation, sequence). Nodes vote whether or not they have proposed, so a live majority
-suffices. Late proposers receive the chosen value.
+An instance is (communicator, generation, sequence). Nodes vote whether or not they have proposed.
 
-Law: a node that has forgotten its vote never votes in that instance again; otherwise a late proposer could get a second
-value chosen. Old instances are forgotten. Messages about future ones displace none: few are opened, and only up to a
+Invariant: a node that has forgotten its vote never votes in that instance again; otherwise a late proposer could get a
+second value chosen. Old instances are forgotten. Messages about future ones displace none: few are opened, up to a
 fixed distance.
 """
 
@@ -16,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from copy import copy
 from random import Random
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from nexar.cluster.control_threads import TimerThread
 from nexar.cluster.decisions.membership_events import MembershipMessage, SendMessage
@@ -24,6 +23,7 @@ from nexar.cluster.decisions.paxos import Agreement, majority
 from nexar.cluster.membership import Departure
 from nexar.errors import NexarError, PeerLost, UsageError
 from nexar.links.operation import Operation
+from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.control import Instance, Suspect
 
@@ -37,7 +37,7 @@ _MAX_KEPT_BYTES: Final = 32 << 20  # bytes of chosen values; the newest are kept
 
 
 class AgreedValue(Operation):
-    """Completes when the value of an instance is chosen."""
+    """Completes when the value is chosen."""
 
     __slots__ = ("_value", "instance")
 
@@ -65,21 +65,10 @@ class AgreedValue(Operation):
         return self._value
 
 
-class ProgressLock(Protocol):
-    """The used part of Progress."""
-
-    @property
-    def lock(self) -> threading.Lock:
-        """The node's lock."""
-
-    def wake(self) -> None:
-        """Wake the driver."""
-
-
 class Agreements:
-    """The agreements of one node. Any thread. Close it before the mesh."""
+    """Any thread. Close it before the mesh."""
 
-    def __init__(self, me: NodeId, progress: ProgressLock, send: Callable[[NodeId, MembershipMessage], None]) -> None:
+    def __init__(self, me: NodeId, progress: Progress, send: Callable[[NodeId, MembershipMessage], None]) -> None:
         """`send` must not block and may lose messages."""
         self._me = me
         self._progress = progress
@@ -98,13 +87,12 @@ class Agreements:
         self._end: NexarError | None = None  # ends all instances permanently
         self._timer = TimerThread(self._on_timer)
 
-    def know(self, communicator: int, generation: int, voters: frozenset[NodeId]) -> None:
-        """Vote in this generation from now on."""
+    def add_generation(self, communicator: int, generation: int, voters: frozenset[NodeId]) -> None:
         with self._lock:
             self._voters[communicator, generation] = voters
 
-    def end(self, communicator: int, generation: int) -> None:
-        """This generation ended here. The node still votes for the others, until newer ones displace it."""
+    def end_generation(self, communicator: int, generation: int) -> None:
+        """The node still votes for the others, until newer generations displace this one."""
         with self._lock:
             if (communicator, generation) in self._voters:
                 self._over[communicator, generation] = None
@@ -124,10 +112,8 @@ class Agreements:
                 agreed.finish(copy(error))
         self._progress.wake()  # the waiter may be the driver, and asleep
 
-    def lose(self, departures: Iterable[Departure]) -> None:
-        """These voters were removed. Without a majority, pending proposals raise PeerLost at once: the generation is
-        over or needs a successor.
-        """
+    def voters_removed(self, departures: Iterable[Departure]) -> None:
+        """Without a majority, pending proposals raise PeerLost at once."""
         with self._lock:
             for each in departures:
                 self._missed.pop(each.node, None)
@@ -136,15 +122,15 @@ class Agreements:
             waiting = self._take_hopeless()
         self._fail(waiting)
 
-    def miss(self, node: NodeId, cause: str) -> None:
-        """Like `lose`, until `find`, for a lost voter that stays a member until a user removes it."""
+    def voter_lost(self, node: NodeId, cause: str) -> None:
+        """Like `voters_removed`, until `voter_reachable`, for a voter that stays a member until a user removes it."""
         with self._lock:
             if self._votes(node):
                 self._missed[node] = cause
             waiting = self._take_hopeless()
         self._fail(waiting)
 
-    def find(self, node: NodeId) -> None:
+    def voter_reachable(self, node: NodeId) -> None:
         with self._lock:
             self._missed.pop(node, None)
 
@@ -153,7 +139,7 @@ class Agreements:
         return any(node in voters for voters in self._voters.values())
 
     def _take_hopeless(self) -> list[tuple[AgreedValue, PeerLost]]:
-        """Remove and return pending proposals that cannot succeed, with their errors. Under the lock."""
+        """Under the lock."""
         hopeless = [instance for instance in self._waiting if self._is_hopeless(instance)]
         return [(agreed, self._lost_error(instance)) for instance in hopeless for agreed in self._waiting.pop(instance)]
 
@@ -165,20 +151,20 @@ class Agreements:
             self._progress.wake()  # the waiter may be the driver, and asleep
 
     def _is_hopeless(self, instance: Instance) -> bool:
-        """Whether no majority is left and nothing was chosen. Under the lock."""
+        """Under the lock."""
         voters, agreement = self._voters.get(instance[:2], frozenset()), self._agreements.get(instance)
         is_chosen = agreement is not None and agreement.chosen is not None
         return not is_chosen and len(voters - self._gone.keys() - self._missed.keys()) < majority(voters)
 
     def _lost_error(self, instance: Instance) -> PeerLost:
-        """An error that names the voter lost last. Under the lock."""
+        """Names the voter lost last. Under the lock."""
         causes = {**self._gone, **self._missed}
         node = next(node for node in reversed(causes) if node in self._voters[instance[:2]])
         return PeerLost(node=node, cause=causes[node], operation=f"agree #{instance[2]}")
 
     def propose(self, instance: Instance, value: bytes) -> AgreedValue:
-        """Propose a value. The operation returns the chosen one. Raises UsageError if that is forgotten, PeerLost
-        without a majority, or the error of `end_all`.
+        """Completes with the chosen value. Raises UsageError if that is forgotten, PeerLost without a majority, the
+        error of `end_all`.
         """
         now = time.monotonic()
         agreed = AgreedValue(self._progress.lock, instance)
@@ -202,7 +188,7 @@ class Agreements:
         self._timer.wake_by(due)
         return agreed
 
-    def hear(self, sender: NodeId, message: MembershipMessage) -> None:
+    def receive(self, sender: NodeId, message: MembershipMessage) -> None:
         """Messages about unknown communicators are dropped; senders repeat them."""
         if isinstance(message, Suspect):
             return
@@ -240,7 +226,7 @@ class Agreements:
         return next(known, next(iter(self._agreements)))
 
     def _is_too_far(self, instance: Instance) -> bool:
-        """Whether to drop a message for now; the sender repeats it. Under the lock."""
+        """Drop such a message; its sender repeats it. Under the lock."""
         group, sequence = instance[:2], instance[2]
         reached = self._reached.get(group, 0)
         if instance in self._agreements or sequence <= reached + 1:
@@ -292,7 +278,7 @@ class Agreements:
             self._reached[instance[:2]] = instance[2]
 
     def _remember(self, instance: Instance, size: int) -> None:
-        """Keep at least this one for slightly late proposers. Under the lock."""
+        """Keep at least this one for late proposers. Under the lock."""
         if instance not in self._sizes:
             self._sizes[instance] = size
             self._bytes += size

@@ -8,18 +8,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from nexar.errors import NexarError
 from nexar.types import NodeId
 from nexar.wire.control import Message
 
 if TYPE_CHECKING:
-    from nexar.links.link import Link  # at run time it would load NumPy into the seed
+    from nexar.cluster.mesh import Mesh  # at run time it would load NumPy into the seed
 
 
 class DialCancelled(Exception):
-    """The node closes, so its dials end."""
+    """The node closes."""
 
     def __init__(self) -> None:
         super().__init__("this node is closed")
@@ -38,7 +38,7 @@ class CancelToken:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """End every current and later wait. Idempotent."""
+        """Idempotent."""
         with self._lock:
             self._cancelled.set()
             wakes = list(self._wakes.values())
@@ -61,7 +61,7 @@ class CancelToken:
                 del self._wakes[key]
 
     def pause(self, seconds: float) -> None:
-        """Sleep. Raises DialCancelled when cancelled."""
+        """Raises DialCancelled when cancelled."""
         if self._cancelled.wait(seconds):
             raise DialCancelled
 
@@ -70,18 +70,18 @@ _LONGEST_SLEEP: Final = 3600.0
 
 
 class TimerThread:
-    """Calls `ring(now)` at requested times in its own thread. `ring` returns its next time or None. Close it."""
+    """Calls `callback(now)` at requested times in its own thread; it returns its next time or None. Close it."""
 
-    def __init__(self, ring: Callable[[float], float | None]) -> None:
+    def __init__(self, callback: Callable[[float], float | None]) -> None:
         """The thread starts with the first `wake_by`."""
-        self._ring = ring
+        self._callback = callback
         self._condition = threading.Condition()
         self._due: float | None = None  # guarded by the condition
         self._closed = False  # guarded by the condition
         self._thread: threading.Thread | None = None  # guarded by the condition
 
     def wake_by(self, due: float | None) -> None:
-        """Ring at this time (time.monotonic) or earlier. Any thread."""
+        """Call `callback` at this time (time.monotonic) or earlier. Any thread."""
         if due is None:
             return
         with self._condition:
@@ -102,12 +102,12 @@ class TimerThread:
     def _start(self) -> None:
         """Under the condition."""
         if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="nexar-alarm", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="nexar-timer", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
         while self._wait():
-            self.wake_by(self._ring(time.monotonic()))
+            self.wake_by(self._callback(time.monotonic()))
 
     def _wait(self) -> bool:
         """False when closed."""
@@ -125,9 +125,8 @@ Item = TypeVar("Item")
 
 
 class SerialQueue(Generic[Item]):
-    """Executes decisions in order, in any thread that finds no other thread executing.
-
-    So no thread waits for another thread's I/O. `do` may add items.
+    """Executes decisions in order, in any thread that finds no other executing. So no thread waits for another's I/O.
+    `do` may add items.
     """
 
     def __init__(self, do: Callable[[Item], None]) -> None:
@@ -135,12 +134,12 @@ class SerialQueue(Generic[Item]):
         self._waiting: deque[Item] = deque()
         self._running = threading.Lock()  # held by the executing thread; never waited for
 
-    def add(self, errands: Iterable[Item]) -> None:
+    def add(self, items: Iterable[Item]) -> None:
         """Call it under the lock that orders the decisions, then `run` without it."""
-        self._waiting.extend(errands)
+        self._waiting.extend(items)
 
     def run(self) -> None:
-        """Execute all items unless another thread does. Raises what `do` raises; the rest waits for the next run."""
+        """Run the items unless another thread does. Raises what `do` raises; the rest waits for the next run."""
         while self._waiting and self._running.acquire(blocking=False):
             try:
                 while self._waiting:
@@ -156,43 +155,35 @@ MAX_QUEUED_MESSAGES: Final = 64  # per member; the newest are kept, and senders 
 _DIAL_TIMEOUT: Final = 1.0  # seconds
 
 
-class LinkProvider(Protocol):
-    """The used part of Mesh."""
-
-    def link(self, node: NodeId, deadline: float) -> Link:
-        """Like Mesh.link."""
-
-
 class BackgroundSender:
     """Sends messages to members that must be dialed first. Any thread.
 
-    A member has at most one sending thread, the node MAX_SENDER_THREADS. They end after the node's dials are cancelled.
+    A member has at most one sending thread, the node MAX_SENDER_THREADS. They end with the node's dials.
     """
 
     def __init__(
         self,
-        links: LinkProvider,
+        links: Mesh,
         run_in_thread: Callable[[Callable[[], None]], None],
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`own_delay` extends dials when this node is slow."""
         self._own_delay = own_delay
         self._links = links
         self._run_in_thread = run_in_thread
         self._lock = threading.Lock()  # guards everything below
-        self._words: dict[NodeId, deque[Message]] = {}  # of each member that has, or waits for, a thread
+        self._queued: dict[NodeId, deque[Message]] = {}  # of each member that has, or waits for, a thread
         self._waiting: deque[NodeId] = deque()  # for a thread
         self._busy = 0  # threads
 
     def send(self, node: NodeId, message: Message) -> None:
-        """The message may be lost. Never blocks."""
+        """May lose the message. Never blocks."""
         with self._lock:
-            messages = self._words.get(node)
+            messages = self._queued.get(node)
             if messages is not None:
                 messages.append(message)
                 return
-            self._words[node] = deque([message], maxlen=MAX_QUEUED_MESSAGES)
+            self._queued[node] = deque([message], maxlen=MAX_QUEUED_MESSAGES)
             self._waiting.append(node)
             if self._busy == MAX_SENDER_THREADS:
                 return
@@ -206,29 +197,29 @@ class BackgroundSender:
     def _run(self) -> None:
         try:
             while (node := self._next()) is not None:
-                self._carry(node)
+                self._send_queued(node)
         except BaseException:
             self._fail()
             raise
 
-    def _carry(self, node: NodeId) -> None:
+    def _send_queued(self, node: NodeId) -> None:
         try:
             link = self._links.link(node, time.monotonic() + _DIAL_TIMEOUT + self._own_delay())
             while (message := self._take(node)) is not None:
                 link.send_control(message)
         except BaseException as error:
             with self._lock:
-                del self._words[node]
+                del self._queued[node]
             if not isinstance(error, NexarError):
                 raise
             _log.debug("message to node %x lost: %s", node, error)
 
     def _fail(self) -> None:
-        """Without a thread left, queued messages are lost."""
+        """Queued messages are lost if no thread is left."""
         with self._lock:
             self._busy -= 1
             while not self._busy and self._waiting:
-                self._words.pop(self._waiting.popleft(), None)
+                self._queued.pop(self._waiting.popleft(), None)
 
     def _next(self) -> NodeId | None:
         """None ends this thread."""
@@ -240,8 +231,8 @@ class BackgroundSender:
 
     def _take(self, node: NodeId) -> Message | None:
         with self._lock:
-            messages = self._words[node]
+            messages = self._queued[node]
             if messages:
                 return messages.popleft()
-            del self._words[node]
+            del self._queued[node]
             return None

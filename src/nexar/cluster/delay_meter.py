@@ -14,10 +14,9 @@ _NANOSECOND: Final = 1e-9
 
 
 class DelayMeter:
-    """One per node; `timer_ran` and `sample` measure. Any thread."""
+    """`timer_ran` and `sample` measure. Any thread."""
 
     def __init__(self, longest: float) -> None:
-        """`longest` limits the delay."""
         self._lock = threading.Lock()
         self._delay = OwnDelay(longest)  # guarded by the lock
         self._seconds = 0.0
@@ -27,17 +26,16 @@ class DelayMeter:
 
     @property
     def seconds(self) -> float:
-        """Extension of deadlines for peers."""
         return self._seconds
 
     def timer_ran(self, due: float, now: float) -> None:
-        """A timer due at `due` ran at `now` (time.monotonic)."""
+        """Times are of time.monotonic."""
         with self._lock:
             self._delay.timer_ran(due, now)
         self.sample()
 
     def sample(self) -> None:
-        """Read how long threads of this process have waited for a CPU."""
+        """Read how long this process's threads have waited for a CPU."""
         now, cpu, waited = time.monotonic(), time.process_time(), _waited()
         with self._lock:
             self._delay.threads_used(cpu, waited, now)
@@ -45,7 +43,7 @@ class DelayMeter:
 
 
 def _waited() -> float:
-    """Seconds that threads were runnable without a CPU; 0 if unknown."""
+    """0 if unknown."""
     return sum(_waited_by(task) for task in _tasks()) * _NANOSECOND
 
 

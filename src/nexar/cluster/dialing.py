@@ -1,7 +1,7 @@
 """Dials a node on several transports with staggered starts; the first connection wins.
 
-Which one works is unknown in advance (firewalls drop UDP silently), and waiting for a timeout would be slow. So the
-next scheme starts when the previous one has failed or is late. Transports race the addresses of a scheme.
+Firewalls may drop UDP silently, so the next scheme starts when the previous one has failed or is late. Transports race
+the addresses of a scheme.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from typing import Final
 from nexar.cluster.control_threads import CancelToken, DialCancelled
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 
-STAGGER: Final = 1.0
+SCHEME_STAGGER: Final = 1.0
 """Seconds before the second scheme starts: several of the longest round trips, or a busy machine."""
 
 
 class Dialer:
-    """Dials for one node in its own threads. Close it after the transports, whose end ends the dials."""
+    """Dials in its own threads. Close it after the transports, whose end ends the dials."""
 
     def __init__(
         self,
         transports: Mapping[str, Transport],
         cancel_token: CancelToken,
-        stagger: float = STAGGER,
+        stagger: float = SCHEME_STAGGER,
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`own_delay` extends the stagger when this process is slow."""
         self._own_delay = own_delay
         self._transports = transports
         self._cancel_token = cancel_token
@@ -45,11 +44,10 @@ class Dialer:
         cancel_token: CancelToken | None = None,
         failed: Callable[[str], None] | None = None,
     ) -> Carrier:
-        """Return a carrier of the first scheme that connects; `addresses` is in order of preference. Blocks; any
-        thread.
+        """A carrier of the first scheme that connects; `addresses` is in order of preference. Blocks; any thread.
 
-        Raises ConnectRefused with all reasons, TimeoutError at the deadline (time.monotonic), DialCancelled. `failed`
-        receives the reason of a failed scheme from another thread; it must not block.
+        Raises ConnectRefused with all reasons, TimeoutError at the deadline (time.monotonic), DialCancelled. Another
+        thread calls `failed` with each scheme's reason; it must not block.
         """
         schemes = [scheme for scheme in addresses if addresses[scheme] and scheme in self._transports]
         if not schemes:
@@ -98,7 +96,7 @@ class Dialer:
                 with self._lock:
                     self._threads.discard(threading.current_thread())
 
-        thread = threading.Thread(target=run, name="nexar-dial-aside", daemon=True)
+        thread = threading.Thread(target=run, name="nexar-dial-task", daemon=True)
         self._run(thread)
 
     def _run(self, thread: threading.Thread) -> None:
@@ -115,8 +113,6 @@ class Dialer:
 
 
 class _SchemeRace:
-    """The attempts of one dial."""
-
     def __init__(self, on_failure: Callable[[str], None] | None) -> None:
         self._on_failure = on_failure
         self._condition = threading.Condition()  # guards everything below
@@ -152,7 +148,7 @@ class _SchemeRace:
             self._condition.notify_all()
 
     def is_settled(self, until: float) -> bool:
-        """Wait until an attempt won, all failed, or `until`. True if one won or the dial is cancelled."""
+        """Wait until an attempt won, all failed, or `until`. False if the dial goes on."""
         with self._condition:
             self._condition.wait_for(
                 lambda: self._settled() or len(self._failures) == len(self._entered), until - time.monotonic()
@@ -163,7 +159,7 @@ class _SchemeRace:
         return self._winner is not None or self._cancelled
 
     def result(self, deadline: float) -> Carrier:
-        """The winner, or raises the reasons. Later successes are aborted."""
+        """Later successes are aborted."""
         with self._condition:
             self._over = True
             winner, self._winner = self._winner, None
@@ -185,7 +181,7 @@ class _SchemeRace:
 
 
 def _explain(failures: Mapping[str, Exception], *, late: bool) -> Exception:
-    """An error that is not an OSError as it is, else all reasons."""
+    """The first error that is not an OSError, else one with all reasons."""
     for error in failures.values():
         if not isinstance(error, OSError):
             return error

@@ -1,8 +1,9 @@
 """Finds lost members from hints: lost links, ended liveness connections, silence, goodbyes, launcher reports.
 
-A hint is no proof: it starts a probe, and a member that answers is not lost. At most MAX_PROBES run at a time, since
-in a cluster short of CPU each one delays the answers it waits for. A live member without a link is dialed again; only
-if that fails, this node reports a loss. The members decide together.
+A hint starts a probe, and a member that answers is not lost. Two hints are losses without a probe: silence for the
+whole timeout, and a goodbye with a traceback. At most MAX_PROBES run at a time, since without CPU to spare each one
+delays the answers it waits for. A live member without a link is dialed again; if that fails, this node
+reports a loss. The members decide together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nexar.cluster.decisions.membership_events import MembershipInput, PeerLossF
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.peer_probe import ENDED, PingTable, probe_peer
+from nexar.cluster.peer_probe import PingTable, probe_peer
 from nexar.errors import NexarError, PeerError
 from nexar.links.carrier_selection import is_relayed
 from nexar.links.link import Link
@@ -38,7 +39,7 @@ MAX_PROBES: Final = 8  # threads; further probes wait for one
 
 
 class FailureMonitor:
-    """One per node. Any thread. Its threads end with the node's dialer."""
+    """Any thread. Its threads end with the node's dialer."""
 
     def __init__(
         self,
@@ -46,31 +47,34 @@ class FailureMonitor:
         mesh: Mesh,
         pings: PingTable,
         *,
-        tell: Callable[[MembershipInput], None],
-        noticed: Callable[[NodeId, NoticedState, str], None],
-        known: Callable[[NodeId], PeerLiveness | None],
+        report_event: Callable[[MembershipInput], None],
+        notify_users: Callable[[NodeId, NoticedState, str], None],
+        liveness_of: Callable[[NodeId], PeerLiveness | None],
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`tell` receives findings, `noticed` events for users (node, state, cause). `known` is the heartbeat's
-        knowledge; None if it does not watch the node. `own_delay` extends deadlines when this node is slow.
+        """`report_event` gets what the membership machine must know, `notify_users` events for users (node, state,
+        cause). `liveness_of` returns what the heartbeat knows of a node, None if it does not watch the node.
         """
-        self._known = known
+        self._liveness_of = liveness_of
         self._own_delay = own_delay
         self._node = node
         self._mesh = mesh
         self._pings = pings
-        self._tell = tell
-        self._noticed = noticed
+        self._report_event = report_event
+        self._notify_users = notify_users
         self._timeout = min(1.0, node.config.heartbeat_timeout / 2)
-        self._hung_after = node.config.stuck_timeout - min(node.config.heartbeat_timeout, node.config.stuck_timeout / 2)
+        self._hung_timeout = node.config.stuck_timeout - min(
+            node.config.heartbeat_timeout, node.config.stuck_timeout / 2
+        )
         """Seconds without a beat after which this node agrees that a node hangs: less than stuck_timeout, since members
-        do not notice at the same moment."""
+        do not notice at the same moment.
+        """
         self._closed = False  # written by `close`
         self._lock = threading.Lock()
-        self._probed: set[NodeId] = set()  # being probed after a hint; guarded by the lock
+        self._probing_hints: set[NodeId] = set()  # being probed after a hint; guarded by the lock
         self._lost: set[NodeId] = set()  # lost and not found again; guarded by the lock
         self._goodbyes: dict[NodeId, Goodbye] = {}  # from members about to end their link; guarded by the lock
-        self._asked: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
+        self._probing_requests: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
         self._waiting: deque[Callable[[], None]] = deque()  # tasks waiting for a thread; guarded by the lock
         self._busy = 0  # threads; guarded by the lock
         self._death_reports: dict[NodeId, str] = {}  # causes of death from launchers and the seed; guarded by the lock
@@ -88,8 +92,8 @@ class FailureMonitor:
     def link_lost(self, link: Link, error: NexarError) -> None:
         with self._lock:
             goodbye = self._goodbyes.get(link.peer)
-            known = link.peer in self._lost
-        if known:
+            is_lost = link.peer in self._lost
+        if is_lost:
             return  # the loss of the member ended its link
         if goodbye is not None:
             self._report_left(link.peer, goodbye)
@@ -102,33 +106,32 @@ class FailureMonitor:
 
     def is_investigating(self, nodes: Iterable[NodeId]) -> bool:
         with self._lock:
-            return not self._probed.isdisjoint(nodes)
+            return not self._probing_hints.isdisjoint(nodes)
 
     def cut_off(self, node: NodeId, cause: str) -> None:
-        """No relay route is left, perhaps because the member is gone. Never blocks."""
+        """No relay route is left. Never blocks."""
         self._investigate(node, cause)
 
     def liveness_ended(self, node: NodeId, cause: str) -> None:
         self._investigate(node, cause)
 
     def report_dead(self, node: NodeId, cause: str) -> None:
-        """By a launcher or the seed."""
         if not cause.startswith(SEED_CONNECTION_BROKE):
             with self._lock:
                 self._death_reports[node] = cause
         self._investigate(node, cause)
 
-    def found(self, finding: LivenessReport) -> None:
+    def liveness_changed(self, report: LivenessReport) -> None:
         """Silence is a loss even if the link looks healthy; a stuck member is only noticed."""
-        if finding.is_loss:
-            self._lose(finding.node, finding.cause)
-        elif finding.state == "stuck":
-            self._noticed(finding.node, "stuck", finding.cause)
+        if report.is_loss:
+            self._lose(report.node, report.cause)
+        elif report.state == "stuck":
+            self._notify_users(report.node, "stuck", report.cause)
         else:
-            self._find(finding.node)
-            self._noticed(finding.node, "back", finding.cause)
+            self._report_reachable(report.node)
+            self._notify_users(report.node, "back", report.cause)
 
-    def missed(self, node: NodeId, cause: str) -> None:
+    def report_unreachable(self, node: NodeId, cause: str) -> None:
         """A local operation needs the member, so even a willing departure is a loss."""
         with self._lock:
             gone = node in self._goodbyes
@@ -137,15 +140,13 @@ class FailureMonitor:
         else:
             self._investigate(node, cause)
 
-    def joiner_missed(self, joiner: Member) -> None:
-        """The seed lost a joiner. No event follows, but the node that sends it the state must not wait until QUIC times
-        out. Never blocks.
-        """
+    def probe_joiner(self, joiner: Member) -> None:
+        """The seed lost a joiner: a node that sends it state must not wait for QUIC's timeout. Never blocks."""
         self._test_link(joiner, self._timeout)
 
-    def doubted(self, node: NodeId) -> None:
+    def probe_neighbour(self, node: NodeId) -> None:
         """A relay delivers frames of a direct neighbour. If the connection is broken, lose the link before the
-        neighbour gives up, which waits no longer than this node would. Never blocks.
+        neighbour gives up. Never blocks.
         """
         member = self._mesh.directory.find(node)
         if member is not None:
@@ -157,42 +158,41 @@ class FailureMonitor:
             self._run_in_thread(lambda: self._end_if_gone(member, link, timeout))
 
     def _end_if_gone(self, member: Member, link: Link, timeout: float) -> None:
-        cause = probe_peer(self._node, member, link, self._pings, time.monotonic() + timeout + self._own_delay())
-        if cause is not None:
-            link.lose(cause)
+        failure = probe_peer(self._node, member, link, self._pings, time.monotonic() + timeout + self._own_delay())
+        if failure is not None:
+            link.lose(failure.cause)
 
     def adopt(self, membership: Membership) -> None:
         with self._lock:
             self._lost = {node for node in self._lost if membership.rank_of(node) is not None}
-            for known in (self._goodbyes, self._death_reports):
-                for node in [each for each in known if membership.rank_of(each) is None]:
-                    known.pop(node)
+            for remembered in (self._goodbyes, self._death_reports):
+                for node in [each for each in remembered if membership.rank_of(each) is None]:
+                    remembered.pop(node)
 
     # -- probes --------------------------------------------------------------------------------------------
 
     def probe(self, node: NodeId) -> None:
-        """Report ProbeFinished later. Never blocks."""
+        """Reports ProbeFinished later. Never blocks."""
         with self._lock:
-            if self._closed or node in self._asked:
+            if self._closed or node in self._probing_requests:
                 return
-            self._asked.add(node)
+            self._probing_requests.add(node)
         self._run_in_thread(lambda: self._answer(node))
 
     def _answer(self, node: NodeId) -> None:
         # The mark goes before the report, so that a later request gets a new probe.
         try:
-            cause = self._cause_of(node, self._examine_again)
+            cause = self._cause_of(node, self._probe_with_relays)
         finally:
             with self._lock:
-                self._asked.discard(node)
-        self._tell(ProbeFinished(node, cause))
+                self._probing_requests.discard(node)
+        self._report_event(ProbeFinished(node, cause))
 
     def close(self) -> None:
         """Idempotent."""
         self._closed = True
 
     def _run_in_thread(self, task: Callable[[], None]) -> None:
-        """Never blocks."""
         with self._lock:
             self._waiting.append(task)
             if self._busy == MAX_PROBES:
@@ -206,7 +206,7 @@ class FailureMonitor:
             raise
 
     def _run_tasks(self) -> None:
-        # Law: an exception of a task ends neither this thread nor the waiting tasks.
+        # Invariant: an exception of a task ends neither this thread nor the waiting tasks.
         while (task := self._next()) is not None:
             try:
                 task()
@@ -229,25 +229,23 @@ class FailureMonitor:
         if self._closed or node == self._node.id or self._mesh.directory.find(node) is None:
             return
         with self._lock:
-            if node in self._probed:
+            if node in self._probing_hints:
                 return
-            self._probed.add(node)
+            self._probing_hints.add(node)
         self._run_in_thread(lambda: self._run_probe(node, hint))
 
     def _run_probe(self, node: NodeId, hint: str) -> None:
         # The mark stays until the report, so that a thread that waits for it finds the result.
         try:
-            self._conclude(node, hint, self._cause_of(node, self._examine))
+            self._conclude(node, hint, self._cause_of(node, self._probe_or_redial))
         finally:
             with self._lock:
-                self._probed.discard(node)
+                self._probing_hints.discard(node)
 
-    def _cause_of(self, node: NodeId, look: Callable[[NodeId], str | None]) -> str | None:
-        """The result of `look`. An exception counts as unreachable and is logged: a member is removed only if others
-        cannot reach it either.
-        """
+    def _cause_of(self, node: NodeId, probe: Callable[[NodeId], str | None]) -> str | None:
+        """An exception of `probe` is logged and counts as unreachable: others must agree to a removal."""
         try:
-            return look(node)
+            return probe(node)
         except DialCancelled:
             raise
         except Exception as fault:
@@ -265,16 +263,14 @@ class FailureMonitor:
         elif cause is not None:
             self._lose(node, self._death_reports.get(node) or (f"{hint}; {cause}" if hint != cause else cause))
 
-    def _examine_again(self, node: NodeId) -> str | None:
-        """Like `_examine`, but also over relays for a lost member: if others reach it, only this connection
-        is broken.
-        """
+    def _probe_with_relays(self, node: NodeId) -> str | None:
+        """Like `_probe_or_redial`, but a lost member also over relays: perhaps only this connection is broken."""
         with self._lock:
             lost = node in self._lost
         if not lost or not self._answers_over_relays(node):
-            return self._examine(node)
-        self._find(node, severed=True)
-        self._noticed(node, "back", "it is reachable over other nodes")
+            return self._probe_or_redial(node)
+        self._report_reachable(node, severed=True)
+        self._notify_users(node, "back", "it is reachable over other nodes")
         return None
 
     def _answers_over_relays(self, node: NodeId) -> bool:
@@ -286,46 +282,44 @@ class FailureMonitor:
         if member is None or link is None:
             return False
         deadline = time.monotonic() + self._timeout + self._own_delay()
-        cause = probe_peer(self._node, member, link, self._pings, deadline, packets=False)
-        if cause is not None:
-            link.lose(f"it does not answer over other nodes: {cause}")
-        return cause is None
+        failure = probe_peer(self._node, member, link, self._pings, deadline, packets=False)
+        if failure is not None:
+            link.lose(f"it does not answer over other nodes: {failure.cause}")
+        return failure is None
 
-    def _examine(self, node: NodeId) -> str | None:
-        """The reason why the member is unreachable; None if it is reachable, on its link or a new one. Blocks."""
+    def _probe_or_redial(self, node: NodeId) -> str | None:
+        """Why the member is unreachable; None if it is reachable, on its link or a new one. Blocks."""
         member = self._mesh.directory.find(node)
         if member is None:
             return "it is no longer a member"
-        link, known = self._mesh.links().get(node), self._known(node)
+        link, liveness = self._mesh.links().get(node), self._liveness_of(node)
         delay = self._own_delay()
-        if known is not None and known.beat_age >= self._hung_after + delay:
-            return f"alive but stuck: no beat for {format_seconds(known.beat_age)}"
+        if liveness is not None and liveness.beat_age >= self._hung_timeout + delay:
+            return f"alive but stuck: no beat for {format_seconds(liveness.beat_age)}"
         deadline = time.monotonic() + self._timeout + delay
-        cause = probe_peer(
+        failure = probe_peer(
             self._node,
             member,
             link,
             self._pings,
             deadline,
-            packets=known is not None,
-            patience=self._patience(known),
+            packets=liveness is not None,
+            patience=self._patience(liveness),
         )
-        ended = cause is not None and cause.startswith(ENDED)
-        if cause is not None and not ended and link is not None and is_relayed(link.schemes):
-            return self._dial(node, severed=False)  # perhaps only the relay does not answer
-        if cause is not None or (link is not None and link.failure is None):
-            return cause
+        if failure is not None:
+            if not failure.process_ended and link is not None and is_relayed(link.schemes):
+                return self._dial(node, severed=False)  # perhaps only the relay does not answer
+            return failure.cause
+        if link is not None and link.failure is None:
+            return None
         return self._dial(node, severed=link is not None)
 
-    def _patience(self, known: PeerLiveness | None) -> float:
-        """Extra seconds for a process that exists: in total the silence after which its watchers report it. Earlier
-        silence counts.
-        """
-        silence = 0.0 if known is None else known.age
+    def _patience(self, liveness: PeerLiveness | None) -> float:
+        """Extra seconds for a process that exists: in total the silence after which its watchers report it."""
+        silence = 0.0 if liveness is None else liveness.age
         return max(0.0, self._node.config.heartbeat_timeout - self._timeout - silence)
 
     def _dial(self, node: NodeId, *, severed: bool) -> str | None:
-        """`severed`: data on the previous link may be lost."""
         dial = self._mesh.relink if severed else self._mesh.dial
         try:
             longest = min(_LONGEST_DIAL, self._node.config.heartbeat_timeout) + self._own_delay()
@@ -333,19 +327,19 @@ class FailureMonitor:
         except NexarError as error:
             return _cause(error)
         if severed:
-            self._find(node, severed=True)
-            self._noticed(node, "back", "its link was lost and replaced")
+            self._report_reachable(node, severed=True)
+            self._notify_users(node, "back", "its link was lost and replaced")
         return None
 
-    def _find(self, node: NodeId, *, severed: bool = False) -> None:
+    def _report_reachable(self, node: NodeId, *, severed: bool = False) -> None:
         with self._lock:
             self._lost.discard(node)
-        self._tell(PeerReachable(node, severed))
+        self._report_event(PeerReachable(node, severed))
 
     def _report_left(self, node: NodeId, goodbye: Goodbye) -> None:
         if goodbye.traceback is None:
-            self._noticed(node, "left", goodbye.reason or LEFT)
-            self._tell(PeerLossFound(node, goodbye.reason or LEFT, willing=True))
+            self._notify_users(node, "left", goodbye.reason or LEFT)
+            self._report_event(PeerLossFound(node, goodbye.reason or LEFT, willing=True))
         else:
             room = MAX_CAUSE_CHARACTERS - len(_RAISED)
             self._lose(node, _RAISED + goodbye.traceback[-room:])  # the last lines say most
@@ -356,11 +350,11 @@ class FailureMonitor:
         if self._mesh.directory.find(node) is None:
             return
         with self._lock:
-            is_news = node not in self._lost
+            is_first_report = node not in self._lost
             self._lost.add(node)
-        if is_news:
-            self._noticed(node, "lost", cause)
-        self._tell(PeerLossFound(node, cause[:MAX_CAUSE_CHARACTERS]))
+        if is_first_report:
+            self._notify_users(node, "lost", cause)
+        self._report_event(PeerLossFound(node, cause[:MAX_CAUSE_CHARACTERS]))
         link = self._mesh.links().get(node)
         if link is not None:
             link.lose(cause)

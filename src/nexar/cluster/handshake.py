@@ -5,9 +5,9 @@
           ←──────────────────────────────── Introduced(rank, epoch), or Declined
     anything else ─────────────────────────→  now it is a link here too
 
-Law: the dialer makes a link when it receives Introduced; the answerer when it has sent Introduced and receives another
-frame, sending nothing else before. Lanes are not ordered among one another, so this way no frame of a link precedes the
-link. A declined connection never becomes a link.
+Invariant: the dialer makes a link when it receives Introduced; the answerer when it has sent Introduced and receives
+another frame, sending nothing else before. Lanes are not ordered among one another, so this way no frame of a link
+precedes the link. A declined connection never becomes a link.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nexar.cluster.node import Node
 from nexar.links.carrier_selection import takes_bulk_channel
 from nexar.links.link import Link
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
-from nexar.transport.registry import log_unhandled
+from nexar.transport.registry import capabilities_of, log_unhandled
 from nexar.types import NodeId, describe_peer, format_node
 from nexar.wire.control import Declined, Introduce, Introduced, Message, MessageError, Unknown
 from nexar.wire.control import decode as decode_message
@@ -57,7 +57,7 @@ def send_declined(carrier: Carrier, reason: str, *, superseded: bool = False, ex
 
 class DialingHandshake:
     """The dialer's sink until the answer. The driver calls `answered` once, inside the sink call, where a link may take
-    the carrier over.
+    over the carrier.
     """
 
     def __init__(self, carrier: Carrier, introduce: Introduce, answered: OnAnswered) -> None:
@@ -98,10 +98,8 @@ class DialingHandshake:
 
 
 class _Stage(Enum):
-    """State of the answerer."""
-
     NEW = "new"  # nothing received
-    JUDGED = "judged"  # introduction received, not answered
+    INTRODUCED = "introduced"  # introduction received, not answered
     WELCOME = "welcome"  # Introduced sent
     OVER = "over"  # declined, handed over or ended
 
@@ -110,7 +108,7 @@ class AnsweringHandshake:
     """The answerer's sink until the connection is a link or ends.
 
     `introduced` receives the introduction; `welcome` or `decline`, from any thread, answers it once. When a welcomed
-    dialer continues, `confirmed` receives the frame and must hand the carrier over; otherwise `ended` is called.
+    dialer continues, `confirmed` receives the frame and must take the carrier over; otherwise `ended` is called.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class AnsweringHandshake:
         self._confirmed = confirmed
         self._ended = ended
         self.is_sidecar = False
-        self._stage = _Stage.NEW  # written by the driver; from JUDGED on by the answering thread, once
+        self._stage = _Stage.NEW  # written by the driver; from INTRODUCED on by the answering thread, once
         carrier.attach(self)
 
     def welcome(self, answer: Introduced) -> None:
@@ -136,7 +134,6 @@ class AnsweringHandshake:
             return  # the sink is notified
 
     def decline(self, reason: str, *, superseded: bool = False, expelled: int = 0) -> None:
-        """The carrier ends when the dialer closes its side."""
         self._stage = _Stage.OVER
         send_declined(self.carrier, reason, superseded=superseded, expelled=expelled)
 
@@ -161,7 +158,7 @@ class AnsweringHandshake:
             self._end(f"you sent {_type_name(message)} before an introduction")
             return
         self.is_sidecar = message.sidecar
-        self._stage = _Stage.JUDGED
+        self._stage = _Stage.INTRODUCED
         self._introduced(self, message)
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
@@ -206,7 +203,7 @@ _log = logging.getLogger(__name__)
 
 
 IntroductionCheck: TypeAlias = Callable[[NodeId, Introduced], str | None]
-"""Returns the reason to reject an introduction; None accepts it."""
+"""Returns the reason to reject an introduction, if any."""
 
 
 class PeerDialFailed(Exception):
@@ -227,7 +224,7 @@ class DialSuperseded(Exception):
 
 
 class PeerDial:
-    """Dials a member: connect, introduce, share memory. Call `run` once."""
+    """Connects, introduces and shares memory. Call `run` once."""
 
     def __init__(
         self, node: Node, member: Member, link: Link, introduce: Introduce, why_not_accepted: IntroductionCheck
@@ -246,7 +243,6 @@ class PeerDial:
 
     def run(self, deadline: float, connect_by: float | None = None) -> None:
         """Blocks. Raises PeerDialFailed or DialSuperseded. The link then owns the carrier (`opened`) or it is aborted.
-
         `connect_by`: an earlier deadline for the connection.
         """
         carrier = self._connect(deadline if connect_by is None else min(connect_by, deadline))
@@ -262,7 +258,7 @@ class PeerDial:
 
     @property
     def sidecar(self) -> str:
-        """The bulk channel scheme of the peer; may be empty."""
+        """The peer's bulk channel scheme; may be empty."""
         return self._answer.sidecar if isinstance(self._answer, Introduced) else ""
 
     @property
@@ -341,7 +337,7 @@ _LONGEST_DIAL: Final = 10.0
 
 
 class SidecarDial(PeerDial):
-    """Dials the bulk channel of a link. Call `run` once."""
+    """Dials the bulk channel of a link."""
 
     def _connect_carrier(self, deadline: float) -> Carrier:
         return self._node.connect_sidecar(self._member, deadline)
@@ -354,10 +350,7 @@ class SidecarDial(PeerDial):
 
 
 class SidecarDialer:
-    """Opens bulk channels in the background, on the side that dialed the link. Any thread.
-
-    They pass the same checks as links. Their failure is harmless.
-    """
+    """Opens bulk channels in the background, on the side that dialed the link. Any thread. A failure is harmless."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -370,7 +363,7 @@ class SidecarDialer:
     def open(
         self, member: Member, link: Link, introduce: Introduce, offered: str, why_not_accepted: IntroductionCheck
     ) -> None:
-        """Open the bulk channel of a dialed link, if both ends use the same scheme. Never blocks."""
+        """Does nothing if the ends use different schemes. Never blocks."""
         if self.offered == offered and takes_bulk_channel(self._node.sidecar, link.schemes):
             dial = SidecarDial(self._node, member, link, replace(introduce, sidecar=True), why_not_accepted)
             self._node.dialer.run_in_thread(partial(self._run, dial, link))
@@ -391,9 +384,8 @@ class SidecarDialer:
         _log.log(level, "no bulk sidecar to node %s, using the mesh connection only: %s", node, why)
 
     def why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
-        """The reason to refuse it, or None."""
         if introduce.sidecar and carrier.scheme != self._node.sidecar:
             return f"this node takes {self._node.sidecar or 'no'} sidecars, not {carrier.scheme}"
-        if not introduce.sidecar and carrier.scheme == "tcp":
+        if not introduce.sidecar and not capabilities_of(carrier.scheme).encrypts:
             return "a connection that is not encrypted carries large payloads and nothing else"
         return None

@@ -1,14 +1,14 @@
 """Sends beats to the watchers of this node and checks the nodes it watches.
 
 One thread sends without blocking, so a peer that does not read delays no other. A node is watched from its first link
-until it leaves the membership, even if the link is lost.
+until it leaves the membership.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from nexar.clock import Clock, SystemClock
 from nexar.cluster.control_threads import TimerThread
@@ -17,48 +17,37 @@ from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
 from nexar.errors import NexarError, UsageError
+from nexar.links.carrier_selection import shows_life
 from nexar.links.link import Link
 from nexar.types import NodeId
 from nexar.wire.control import Beat, CurrentCall
 
 _MAX_CALLS: Final = 16  # in one beat
-_QUIC: Final = "quic"  # its packets arrive even while the peer's Python code does not run
-
-
-class BeatTimer(Protocol):
-    """The used part of TimerThread."""
-
-    def wake_by(self, due: float | None) -> None:
-        """Like TimerThread."""
-
-    def close(self) -> None:
-        """Like TimerThread."""
 
 
 class Heartbeat:
-    """One per node; idle until `adopt`. Close it, but not from inside `found`."""
+    """Idle until `adopt`. Close it, but not from inside `report`."""
 
     def __init__(
         self,
         node: Node,
         links: Callable[[], Mapping[NodeId, Link]],
         doing: Callable[[], tuple[tuple[CurrentCall, ...], str]],
-        found: Callable[[LivenessReport], None],
+        report: Callable[[LivenessReport], None],
         *,
         meter: DelayMeter | None = None,
         clock: Clock | None = None,
-        alarm: Callable[[Callable[[float], float | None]], BeatTimer] = TimerThread,
+        make_timer: Callable[[Callable[[float], float | None]], TimerThread] = TimerThread,
     ) -> None:
-        """`links` are or were open. `doing` returns the current calls and the last finished one. `found` receives
-        reports, even of nodes that have just left. The heartbeat thread calls all three; they must not block. `meter`
-        measures its lateness, which extends deadlines.
+        """`links` are or were open. `doing` returns the current calls and the last finished one. `report` may concern
+        nodes that have just left. The heartbeat thread calls all three; they must not block.
         """
         config = node.config
         self._me = node.id
         self._topology: Final[str] = config.topology
         self._links = links
         self._doing = doing
-        self._found = found
+        self._report = report
         self._clock = clock or SystemClock()
         self._interval = config.heartbeat_interval
         self._lock = threading.Lock()  # guards everything below
@@ -69,7 +58,7 @@ class Heartbeat:
         self._next_beat = 0.0
         self._meter = meter
         self._next_timer: float | None = None  # when the next timer is due; written by the heartbeat thread
-        self._timer = alarm(self._on_timer)
+        self._timer = make_timer(self._on_timer)
 
     # -- any thread --------------------------------------------------------------------------------------
 
@@ -112,10 +101,10 @@ class Heartbeat:
             self._beat(links, receivers, epoch)
         counts = {node: _received(links[node]) for node in wanted if node in links}
         with self._lock:
-            findings = self._check(links, counts, now)
+            reports = self._check(links, counts, now)
             due = self._due(now)
-        for finding in findings:
-            self._found(finding)
+        for each in reports:
+            self._report(each)
         self._next_timer = due
         return due
 
@@ -147,7 +136,7 @@ class Heartbeat:
         detector.watch([node for node in self._watched if node in counts or node in detector.watched], now)
         for node, count in counts.items():
             if count is not None:
-                detector.packets(node, count, now, tells_apart=_QUIC in links[node].schemes)
+                detector.packets(node, count, now, sends_when_stuck=shows_life(links[node].schemes))
         detector.own_delay = 0.0 if self._meter is None else self._meter.seconds
         return detector.tick(now)
 

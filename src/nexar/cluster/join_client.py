@@ -1,6 +1,6 @@
 """Joining: the connection to the seed, and the client that retries until it is admitted or refused.
 
-The connection stays open while the node is in the cluster: it shows that the node is alive, and renews certificates.
+The connection stays open while the node is in the cluster: it shows that the node is alive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, TypeVar
 from cryptography import x509
 
 from nexar.cluster.decisions.failure_detector import longest_extension
-from nexar.cluster.membership import Membership, MembershipError
+from nexar.cluster.membership import Membership, MembershipError, decode_membership
 from nexar.cluster.node import Node
 from nexar.cluster.wait_notice import NoticeTimes, Tell, WaitNotice, seconds_left
 from nexar.config import agreed_settings
@@ -34,12 +34,12 @@ from nexar.errors import (
     VersionMismatch,
     list_ranks,
 )
-from nexar.links.reconnect import pause_before
 from nexar.security.authority import make_credentials, read_validity
 from nexar.security.certificates import Trust, make_request
 from nexar.security.invitation import Invitation
 from nexar.security.proof import Role, make_nonce, prove, proves
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
+from nexar.transport.registry import capabilities_of
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
 from nexar.wire.frame import Frame, FrameKind, Lane, control_header
 from nexar.wire.hello import HandshakeError, Hello, encode_hello
@@ -71,7 +71,7 @@ _Received: TypeAlias = JoinMessage | NexarError | ConnectionError
 
 
 class SeedConnectionLost(ConnectionError):
-    """The connection is lost, or carries nonsense."""
+    """The connection is lost, or carries invalid data."""
 
 
 class NotTheSeed(ConnectionError):
@@ -83,9 +83,7 @@ class NotTheSeed(ConnectionError):
 
 
 class RefusedBySeed(ConnectionError):
-    """`expelled`: the epoch that removed this node, 0 if it was no member or left. `nobody_left`: every member has left
-    or died.
-    """
+    """`expelled`: the epoch that removed this node, 0 if none. `nobody_left`: every member has left or died."""
 
     def __init__(self, reason: str, expelled: int = 0, *, nobody_left: bool = False) -> None:
         super().__init__(reason)
@@ -95,7 +93,7 @@ class RefusedBySeed(ConnectionError):
 
 
 class JoinConnection:
-    """The `Sink` of a connection to the seed; messages wait for `receive`. Close it, or `leave`."""
+    """The `Sink` of a connection to the seed. Close it, or `leave`."""
 
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
@@ -124,7 +122,7 @@ class JoinConnection:
             raise SeedConnectionLost(f"connection to the seed lost: {loss.reason}") from loss
 
     def receive(self, deadline: float) -> JoinMessage:
-        """The next message. Raises SeedConnectionLost, VersionMismatch, RefusedBySeed; TimeoutError at the deadline."""
+        """Raises SeedConnectionLost, VersionMismatch, RefusedBySeed; TimeoutError at the deadline."""
         try:
             left = max(0.0, deadline - time.monotonic())
             received = self._received.get(timeout=min(left, threading.TIMEOUT_MAX))
@@ -138,7 +136,7 @@ class JoinConnection:
         return received
 
     def expect(self, kind: type[_Expected], deadline: float) -> _Expected:
-        """Like `receive`, for a message of this kind."""
+        """Errors as `receive`."""
         message = self.receive(deadline)
         if not isinstance(message, kind):
             raise SeedConnectionLost(f"the seed sent {type(message).__name__} instead of {kind.__name__}")
@@ -148,7 +146,7 @@ class JoinConnection:
         self, invitation: Invitation, node: NodeId, role: Role, capabilities: frozenset[str], deadline: float
     ) -> bytes:
         """Send the hello, check the seed's proof, return ours. Raises NotTheSeed before sending anything that depends
-        on the secret; other errors as `receive`.
+        on the secret; else as `receive`.
         """
         nonce = make_nonce()
         assert role != "seed"
@@ -225,16 +223,30 @@ class JoinConnection:
 _log = logging.getLogger(__name__)
 
 GRACE: Final = 5.0
-"""Seconds beyond the formation timeout, and beyond what a slow seed adds: by then the seed, whose clock started
-earlier, has reported the missing ranks."""
+"""Seconds beyond the formation timeout and a slow seed's extension: by then the seed, whose clock started earlier, has
+reported the missing ranks.
+"""
 _LONGEST_ATTEMPT: Final = 10.0
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 2.0
+_DOUBLINGS: Final = 16  # far beyond the longest pause, and far below the largest float
 
 _Result = TypeVar("_Result")
 _Answer = TypeVar("_Answer", Welcome, StatusPageReply)
+
+
+def pause_before(attempt: int, random: Random) -> float:
+    """Return the seconds before attempt 0, 1, 2, …: none, then up to a bound that doubles."""
+    if attempt == 0:
+        return 0.0
+    bound = FIRST_PAUSE * 2.0 ** min(attempt - 1, _DOUBLINGS)
+    return random.uniform(0.0, min(bound, LONGEST_PAUSE))
+
+
 Ask: TypeAlias = Callable[[bytes], "JoinRequest | ReserveRanks"]
 """Makes the request from the proof."""
 OnCurrent: TypeAlias = Callable[[Membership], None]
-"""Receives the membership to join, and every change of it, in the joining thread."""
+"""Receives the membership to join, and its changes, in the joining thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +291,7 @@ class JoinClient:
         tells_for_host: bool = True,
     ) -> None:
         """`timeout` limits the formation, `join_timeout` the wait for a formed cluster (0: no limit). `clock`: seconds
-        since 1970. `tell` shows waits to the user; `tells_for_host`: also those shared by all processes of this host.
+        since 1970. `tell` shows waits to the user; `tells_for_host`: also those shared by this host's processes.
         """
         self._node = node
         self._invitation = invitation
@@ -294,9 +306,8 @@ class JoinClient:
 
     def join(self, request: RankRequest, on_current: OnCurrent | None = None) -> JoinedCluster:
         """Become a member; retries while the seed is away. Raises JoinRefused, SeedUnreachable, FormationTimeout or
-        VersionMismatch within the timeout (plus `patience` once admitted); DialCancelled.
-
-        In a formed cluster, `on_current` receives the membership to join; OperationTimeout after `join_timeout`.
+        VersionMismatch within the timeout (plus `patience` once admitted); DialCancelled. In a formed cluster,
+        `on_current` receives the membership to join; OperationTimeout after `join_timeout`.
         """
         deadline = time.monotonic() + self._timeout
         cause: SeedConnectionLost | None = None
@@ -314,8 +325,8 @@ class JoinClient:
                     deadline = time.monotonic() + self._timeout
 
     def rejoin(self, request: RankRequest) -> JoinedCluster:
-        """Reconnect once. Errors as `join`, or OSError; SeedConnectionLost also if the seed does not know this member
-        yet, until others tell it.
+        """Reconnect once. Errors as `join`, or OSError; SeedConnectionLost also while the seed does not know this
+        member yet.
         """
         deadline = time.monotonic() + self._timeout
         ask = partial(self._join_request, request=request)
@@ -425,7 +436,7 @@ class JoinClient:
     def _addresses(self) -> Mapping[str, tuple[str, ...]]:
         # TLS first: the seed must notice deaths before it commits. The system closes TCP connections of a killed
         # process at once; QUIC times out after half a minute.
-        schemes = sorted(self._node.network_schemes, key=lambda scheme: scheme != "tls")
+        schemes = sorted(self._node.network_schemes, key=lambda scheme: not capabilities_of(scheme).closes_on_death)
         return dict.fromkeys(schemes, self._invitation.addresses)
 
     def _join_request(self, proof: bytes, request: RankRequest) -> JoinRequest:
@@ -479,7 +490,6 @@ class JoinClient:
     def _next_message(
         self, connection: JoinConnection, welcome: Welcome, deadline: float, notices: NoticeTimes
     ) -> JoinMessage:
-        """The next message about the membership. Shows missing ranks meanwhile."""
         while True:
             try:
                 message = connection.receive(deadline if self._tell is None else min(deadline, notices.next))
@@ -553,7 +563,7 @@ def _not_known_yet(_: Membership) -> None:
 
 def _read_membership(connection: JoinConnection, message: Committed | Current) -> Membership:
     try:
-        membership = Membership.decode(message.membership)
+        membership = decode_membership(message.membership)
     except MembershipError as error:
         raise SeedConnectionLost(f"the seed sent an invalid membership: {error}") from error
     connection.epoch = membership.epoch

@@ -1,8 +1,8 @@
 """Idle TLS connections whose end shows that a process has died.
 
 QUIC is silent when a process dies; the system closes a TCP connection at once. So watcher and watched node keep an idle
-TLS connection, unless shared memory or TLS connects them already. The lower rank dials, repeatedly. A broken connection
-is a hint, not a proof; a finished one is not even a hint.
+TLS connection, unless shared memory or TLS connects them already. The lower rank dials. A broken connection is only a
+hint of a death; a connection that was closed properly is not.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from nexar.cluster.handshake import AnsweringHandshake, DialSuperseded, PeerDial
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
 from nexar.errors import UsageError
+from nexar.links.carrier_selection import closes_on_death, shares_memory
 from nexar.links.link import Link
 from nexar.transport.base import Carrier, CarrierLost
+from nexar.transport.registry import tcp_scheme
 from nexar.types import NodeId, format_node
 from nexar.wire.control import Introduce, Introduced
 from nexar.wire.frame import Frame
 
 
 class LivenessConnection:
-    """The sink of an idle carrier, made inside a call of the previous sink.
-
-    The driver calls `over` once: with the cause, or None if the peer finished. Not after `abort`.
+    """The sink of an idle carrier, made inside a call of the previous sink. The driver calls `over` once, unless
+    aborted: with the cause, or None if the peer finished.
     """
 
     def __init__(self, carrier: Carrier, over: Callable[[LivenessConnection, str | None], None]) -> None:
@@ -77,21 +78,17 @@ class LivenessConnection:
 
 _log = logging.getLogger(__name__)
 
-_TLS: Final = "tls"
-_MEMORY: Final = "shm"
-_DETECTING: Final = frozenset({_TLS, _MEMORY, "memory"})
-"""Schemes whose carriers end at once with the peer's process."""
 _LONGEST_DIAL: Final = 10.0
 _LONGEST_CLOSE: Final = 1.0
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 _MEMORY_GRACE: Final = 2.0
-"""Seconds for shared memory to join a link on one host before a connection is dialed."""
+"""Seconds for shared memory to join a link before a connection is dialed."""
 _MAX_DIALS: Final = 4  # at a time
 
 
 class LivenessDial(PeerDial):
-    """Dials a liveness connection beside a link. Call `run` once."""
+    """Dials a liveness connection beside a link."""
 
     def __init__(
         self, node: Node, member: Member, link: Link, directory: PeerDirectory, take: Callable[[Carrier], None]
@@ -113,8 +110,6 @@ class LivenessDial(PeerDial):
 
 @dataclass(slots=True)
 class _WantedConnection:
-    """A peer to keep a connection to."""
-
     member: Member
     since: float  # first wanted
     due: float  # next check
@@ -123,7 +118,7 @@ class _WantedConnection:
 
 
 class LivenessConnections:
-    """One per node; idle until `adopt`. Close it before the mesh."""
+    """Idle until `adopt`. Close it before the mesh."""
 
     def __init__(
         self,
@@ -144,13 +139,12 @@ class LivenessConnections:
         self._finishing: set[LivenessConnection] = set()  # finished by this side, not yet by the peer
         self._closed = False
         self._timer = TimerThread(self._on_timer)
-        if _TLS not in node.capabilities:
+        if tcp_scheme(node.capabilities) is None:
             _log.debug("no liveness connections without tls: only silence shows that a process died")
 
     # -- any thread --------------------------------------------------------------------------------------
 
     def adopt(self, membership: Membership) -> None:
-        """Keep connections to neighbours, close the others."""
         directory = PeerDirectory(self._node.id, membership)
         if membership.rank_of(self._node.id) is None:
             raise UsageError("this node is not in the membership that it is given")
@@ -176,9 +170,11 @@ class LivenessConnections:
         return old
 
     def _dials(self, node: NodeId) -> bool:
-        """The lower rank dials, if it has TLS. Under the lock."""
+        """The lower rank, if it has TLS. Under the lock."""
         directory = self._directory
-        return directory is not None and directory.rank < directory.rank_of(node) and _TLS in self._node.capabilities
+        if directory is None or tcp_scheme(self._node.capabilities) is None:
+            return False
+        return directory.rank < directory.rank_of(node)
 
     @property
     def peers(self) -> frozenset[NodeId]:
@@ -205,13 +201,11 @@ class LivenessConnections:
     # -- connections dialed by peers: called by the driver, inside the sink of the introduction ------------
 
     def why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
-        """The reason to refuse it, or None."""
-        if introduce.death_line and carrier.scheme != _TLS:
+        if introduce.death_line and tcp_scheme([carrier.scheme]) is None:
             return f"a liveness connection uses tls, not {carrier.scheme}"
         return None
 
     def take(self, dialer: AnsweringHandshake, answer: Introduced) -> None:
-        """Keep the connection and send `answer`."""
         self._adopt_carrier(dialer.carrier)
         try:
             send_control(dialer.carrier, answer)
@@ -237,19 +231,14 @@ class LivenessConnections:
         if goal.dialing or goal.due > now or self._closed:
             return False
         goal.due, goal.pause = now + goal.pause, min(2 * goal.pause, _LONGEST_PAUSE)
-        if (
-            node in self._connections
-            or link is None
-            or link.failure is not None
-            or not _DETECTING.isdisjoint(link.schemes)
-        ):
+        if node in self._connections or link is None or link.failure is not None or closes_on_death(link.schemes):
             return False
         if now < goal.since + _MEMORY_GRACE and self._may_share_memory(goal.member):
             return False
         return sum(other.dialing for other in self._goals.values()) < _MAX_DIALS
 
     def _may_share_memory(self, member: Member) -> bool:
-        return member.host == self._node.host and _MEMORY in member.capabilities & self._node.capabilities
+        return member.host == self._node.host and shares_memory(member.capabilities & self._node.capabilities)
 
     def _begin(self, goal: _WantedConnection, link: Link) -> Callable[[], None]:
         """Under the lock."""
@@ -304,7 +293,6 @@ class LivenessConnections:
 
 
 def _neighbours(directory: PeerDirectory, topology: str) -> dict[NodeId, Member]:
-    """Nodes that watch this node or are watched by it."""
     membership, rank = directory.membership, directory.rank
     size = membership.size
     ranks = {*watchers(size, rank, topology), *watched(size, rank, topology)}

@@ -3,11 +3,10 @@
 Ranks are indices, so they are dense. Keys are pinned by fingerprint, so members recognise each other without the seed.
 Launchers and the seed are pinned too but hold no rank.
 
-Laws:
-
+Invariants:
 - Encodings are canonical: equal values have equal bytes.
-- A change holds differences only, whatever the size of the world. Applied to equal memberships it gives equal ones.
-  Remaining members keep their order; joiners are appended.
+- A change holds differences only. Applied to equal memberships it gives equal ones. Remaining members keep their order;
+  joiners are appended.
 - The next generation of a communicator follows from the changes alone, so all its members compute the same one.
 """
 
@@ -47,7 +46,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     host: Host  # equal on one machine
     fingerprint: bytes  # SHA-256 of the public key, checked in every handshake
     addresses: Addresses  # by scheme, best first
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset()  # names of its schemes, as in its hello
     launcher: NodeId = 0  # that started it; 0 if none
 
 
@@ -59,7 +58,7 @@ class PinnedNode(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Encoded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form on wire and disk. New fields need a default; names are never reused."""
+    """On wire and disk. New fields need a default; names are never reused."""
 
     cluster: Annotated[str, Meta(min_length=1, max_length=64)]
     epoch: Annotated[int, Meta(ge=1)]
@@ -123,10 +122,6 @@ class Membership:
         """None if it is not a member."""
         return self._ranks.get(node)
 
-    def pin(self, node: NodeId) -> bytes | None:
-        """The required fingerprint of a member, launcher or seed, or None."""
-        return self._pins.get(node)
-
     def ranks_on(self, host: str) -> tuple[Rank, ...]:
         """In ascending order; empty for an unknown host."""
         return self._on_host.get(host, ())
@@ -140,32 +135,38 @@ class Membership:
         """Raises IndexError."""
         return len(self._on_host[self.member(rank).host])
 
-    def encode(self) -> bytes:
-        """Canonical. Raises MembershipError if it exceeds a join message."""
-        parts = _Encoded(self.cluster, self.epoch, self.members, self.attendants, self.seed)
-        data = _encoder.encode(parts)
-        if len(data) > MAX_MEMBERSHIP_BYTES:
-            raise MembershipError(
-                f"a membership of {self.size} members takes {len(data)} bytes; allowed are {MAX_MEMBERSHIP_BYTES}: "
-                "let the nodes advertise fewer addresses"
-            )
-        return data
 
-    @staticmethod
-    def decode(data: bytes | bytearray | memoryview) -> Membership:
-        """Raises MembershipError."""
-        if len(data) > MAX_MEMBERSHIP_BYTES:
-            raise MembershipError(f"a membership of {len(data)} bytes; allowed are {MAX_MEMBERSHIP_BYTES}")
-        try:
-            parts = _decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise MembershipError(f"not a membership: {error}") from None
-        check_addresses(parts.members)
-        return Membership(parts.cluster, parts.epoch, parts.members, parts.attendants, parts.seed)
+def encode_membership(membership: Membership) -> bytes:
+    """Canonical bytes. Raises MembershipError if they exceed a join message."""
+    parts = _Encoded(membership.cluster, membership.epoch, membership.members, membership.attendants, membership.seed)
+    data = _encoder.encode(parts)
+    if len(data) > MAX_MEMBERSHIP_BYTES:
+        raise MembershipError(
+            f"a membership of {membership.size} members takes {len(data)} bytes; allowed are {MAX_MEMBERSHIP_BYTES}: "
+            "let the nodes advertise fewer addresses"
+        )
+    return data
+
+
+def decode_membership(data: bytes | bytearray | memoryview) -> Membership:
+    """Raises MembershipError."""
+    if len(data) > MAX_MEMBERSHIP_BYTES:
+        raise MembershipError(f"a membership of {len(data)} bytes; allowed are {MAX_MEMBERSHIP_BYTES}")
+    try:
+        parts = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MembershipError(f"not a membership: {error}") from None
+    check_addresses(parts.members)
+    return Membership(parts.cluster, parts.epoch, parts.members, parts.attendants, parts.seed)
+
+
+def pin_of(membership: Membership, node: NodeId) -> bytes | None:
+    """The required fingerprint of a member, launcher or seed, or None."""
+    return membership._pins.get(node)
 
 
 def encode_member(member: Member) -> bytes:
-    """Canonical bytes of one member."""
+    """Canonical."""
     return _encoder.encode(member)
 
 
@@ -194,16 +195,16 @@ def check_size(membership: Membership) -> None:
     """Raises MembershipError for too many members or bytes."""
     if membership.size > MAX_MEMBERS:
         raise MembershipError(f"a membership of {membership.size} members; allowed are {MAX_MEMBERS}")
-    membership.encode()
+    encode_membership(membership)
 
 
 def share_bytes(member: Member) -> int:
-    """Bytes that this member adds to an encoded membership."""
+    """Its share of an encoded membership."""
     return len(encode_member(member))
 
 
 def allowed_share_bytes(size: int) -> int:
-    """Bytes per member so that all fit, with as many launchers."""
+    """Share with which all members fit, with as many launchers."""
     return (MAX_MEMBERSHIP_BYTES - _REST_BYTES) // size - _ATTENDANT_BYTES
 
 
@@ -234,7 +235,6 @@ def _pins(nodes_with_keys: Iterable[Member | PinnedNode]) -> dict[NodeId, bytes]
 
 
 def _hosts(members: Iterable[Member]) -> tuple[dict[str, tuple[Rank, ...]], tuple[int, ...]]:
-    """The ranks of each host, and the local rank of each rank."""
     on_host: dict[str, list[Rank]] = {}
     local_ranks = []
     for rank, member in enumerate(members):
@@ -263,7 +263,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     left: Annotated[tuple[Departure, ...], Meta(max_length=MAX_MEMBERS)] = ()
     joined: Annotated[tuple[Member, ...], Meta(max_length=MAX_MEMBERS)] = ()
     severed: tuple[tuple[NodeId, NodeId], ...] = ()
-    """Pairs, lower node first, of live members whose connection broke: data on it may be lost."""
+    """Pairs of live members, lower node first, whose connection broke: data on it may be lost."""
     renewed: tuple[int, ...] = ()  # communicators that get a successor with the same members
 
     def apply(self, membership: Membership) -> Membership:
@@ -288,7 +288,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ending_departures(self) -> frozenset[NodeId]:
-        """Nodes whose departure ends their communicators."""
+        """Departures that end their communicators."""
         return frozenset(departure.node for departure in self.left if not departure.quiet)
 
     @property
@@ -317,7 +317,6 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         return {rank: foreign_lines(each.cause) for each in self.left if (rank := ranks[each.node]) is not None}
 
     def encode(self) -> bytes:
-        """Canonical."""
         return _change_encoder.encode(self)
 
     @staticmethod
@@ -337,8 +336,7 @@ def next_generation(
     """The next generation after these changes; None if they do not concern the communicator.
 
     `world` is the result of the last change; older ones that do not concern it may be missing. The epoch is that of the
-    last one that concerns it. Members gone by then are left out, even quiet ones, so the result does not depend on when
-    it is computed.
+    last one that does. Members gone by then are left out, so the result does not depend on when it is computed.
     """
     members = kept = membership.members
     epoch, later = membership.epoch, frozenset[NodeId]()  # departed since that epoch

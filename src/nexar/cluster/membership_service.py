@@ -1,7 +1,6 @@
 """Feeds events to MembershipMachine and performs its actions.
 
-Law: the lock orders the events. Actions are performed in that order, without the lock, by any thread that finds no
-other thread performing. So no thread waits for another thread's I/O.
+Invariant: the lock orders the events. Actions are performed in that order, without the lock (`SerialQueue`).
 """
 
 from __future__ import annotations
@@ -41,18 +40,17 @@ _log = logging.getLogger(__name__)
 _PROBE_INTERVAL: Final = 0.5  # seconds
 _MIN_DELAY_CHANGE: Final = 0.25  # seconds; smaller changes of the own delay are not reported to the machine
 MEMBERSHIP_MESSAGES: Final[tuple[type[Message], ...]] = get_args(MembershipMessage)
-"""The message types of the machine."""
 
 
 class MembershipListener(Protocol):
-    """Called one at a time; must not block."""
+    """Called one at a time; must not block. A protocol because communicator/, a higher layer, implements it."""
 
-    def changes(self, change: Change, after: Membership) -> None:
+    def membership_decided(self, change: Change, after: Membership) -> None:
         """The next membership is decided and links are still open: calls that it ends must end because of it, not
         because of a closed link.
         """
 
-    def changed(self, change: Change, after: Membership) -> None:
+    def membership_adopted(self, change: Change, after: Membership) -> None:
         """The mesh has the next membership."""
 
     def stalled(self, stall: NoProgress) -> None:
@@ -63,7 +61,7 @@ class MembershipListener(Protocol):
 
 
 class MembershipService:
-    """One per node. Any thread. Close it before the mesh."""
+    """Any thread. Close it before the mesh."""
 
     def __init__(
         self,
@@ -76,9 +74,7 @@ class MembershipService:
         send_to_seed: Callable[[Message], bool],
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`probe` puts ProbeFinished. `send_to_seed` must not block. `own_delay` extends deadlines when this node is
-        slow.
-        """
+        """`probe` puts ProbeFinished. `send_to_seed` must not block. `own_delay` extends deadlines."""
         self._own_delay = own_delay
         self._node = node
         self._mesh = mesh
@@ -107,16 +103,13 @@ class MembershipService:
 
     @property
     def membership(self) -> Membership:
-        """The newest performed one."""
         return self._membership
 
     def suspects(self) -> dict[NodeId, str]:
-        """With reasons."""
         with self._lock:
             return dict(self._machine.suspects())
 
     def missing(self) -> list[NodeId]:
-        """Members that are unreachable or whose votes are missing."""
         with self._lock:
             return self._machine.missing()
 
@@ -139,15 +132,14 @@ class MembershipService:
         self._reported_delay = seconds
         return self._machine.step(OwnDelayChanged(seconds), now)
 
-    def heard(self, sender: NodeId, message: MembershipMessage) -> None:
+    def message_received(self, sender: NodeId, message: MembershipMessage) -> None:
         self.put(MessageReceived(sender, message))
 
-    def behind(self, sender: NodeId, epoch: int) -> None:
-        """Send the changes since `epoch`."""
+    def send_changes_since(self, sender: NodeId, epoch: int) -> None:
         with self._lock:
-            news = self._machine.changes_since(epoch)
-        for number, value in enumerate(news, epoch):
-            self.say(sender, Chosen((0, number, 0), value))
+            changes = self._machine.changes_since(epoch)
+        for number, value in enumerate(changes, epoch):
+            self.send(sender, Chosen((0, number, 0), value))
 
     def _on_timer(self, now: float) -> float | None:
         self.put(Tick())
@@ -160,7 +152,7 @@ class MembershipService:
     def _do(self, action: MembershipAction) -> None:
         match action:
             case SendMessage():
-                self.say(action.node, action.message)
+                self.send(action.node, action.message)
             case StartProbe():
                 self._probe(action.node)
             case MembershipDecided():
@@ -172,7 +164,7 @@ class MembershipService:
             case _:
                 assert_never(action)
 
-    def say(self, node: NodeId, message: Message) -> None:
+    def send(self, node: NodeId, message: Message) -> None:
         """The message may be lost."""
         if node == self._seed:
             self._send_to_seed(message)
@@ -203,12 +195,12 @@ class MembershipService:
         after = change.apply(before)
         self._membership = after
         for node in change.gone:  # while links exist: a removed member that is only slow learns it here
-            self.say(node, Chosen((0, before.epoch, 0), change.encode()))
+            self.send(node, Chosen((0, before.epoch, 0), change.encode()))
         self._last_probes.clear()
-        self._listener.changes(change, after)
+        self._listener.membership_decided(change, after)
         self._mesh.adopt(after, change)
         self._timer.wake_by(self._mesh.lose_overdue(time.monotonic()))
-        self._listener.changed(change, after)
+        self._listener.membership_adopted(change, after)
 
     def close(self) -> None:
         """Idempotent."""

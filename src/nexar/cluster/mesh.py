@@ -1,11 +1,10 @@
 """The links of one node to the other members, opened on first use or, in a small world, all at once.
 
-A link belongs to a pair of nodes and may have several carriers. When two members dial each other, both keep the same
-connection (`decisions.peering`). Pairs number their links, so that a new dial after a loss that one side has not
-noticed differs from a crossing dial.
+A link may have several carriers. Pairs number their links, so that a new dial after a loss that one side has not
+noticed differs from a concurrent dial.
 
-Law: in a large full mesh each rank dials the ranks it watches and is dialed by its watchers, never both ways. So a rank
-that cannot be dialed is found although it can dial. The cost per rank does not grow with the world.
+Invariant: in a large full mesh each rank dials the ranks it watches and is dialed by its watchers, never both ways. So
+a rank that cannot be dialed is found although it can dial. The cost per rank does not grow with the world.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from nexar.cluster.acceptor import LivenessTaker, PeerAcceptor
+from nexar.cluster.acceptor import PeerAcceptor
+from nexar.cluster.control_channel import ControlChannel
 from nexar.cluster.decisions.failure_detector import watched, watchers
 from nexar.cluster.decisions.peering import LinkTurn, PeerDirectory
 from nexar.cluster.handshake import DialSuperseded, NoLongerMember, PeerDial, PeerDialFailed, SidecarDialer
@@ -33,11 +33,15 @@ from nexar.links.router import Router
 from nexar.topology import FULL_MESH
 from nexar.transport.base import Carrier
 from nexar.types import NodeId, Rank
-from nexar.wire.control import Introduced, Message
+from nexar.wire.control import Introduced
+
+if TYPE_CHECKING:
+    from nexar.cluster.liveness_connections import LivenessConnections
 
 _LONGEST_DIAL: Final = 10.0
 """Seconds to connect, and for the lower node also to be answered. The higher one waits twice as long: the lower one
-answers only after its own dial ends, which hangs if the network passes one direction only."""
+answers only after its own dial ends, which hangs if the network passes one direction only.
+"""
 
 
 class UnconnectedMember(NamedTuple):
@@ -51,42 +55,33 @@ class UnconnectedMember(NamedTuple):
 class Mesh:
     """The links of one node, and the `Acceptor` of its transports. Close it before the node."""
 
-    def __init__(
-        self,
-        node: Node,
-        *,
-        on_control: Callable[[Link, Message], None] | None = None,
-        on_refused: Callable[[str, str], None] | None = None,
-        on_lost: Callable[[Link, NexarError], None] | None = None,
-    ) -> None:
-        """`on_control` receives control messages, by default for communicators; `on_lost` failed links. The driver
-        calls both; they must not block.
-        """
+    def __init__(self, node: Node, *, on_refused: Callable[[str, str], None] | None = None) -> None:
+        """`on_refused` receives address and reason. The driver calls it; it must not block."""
         self._node = node
         self.router: Final = Router(node.id, node.config, node.progress)
+        self.control: Final = ControlChannel(self.router.notices.arrived)
         self.on_expelled: Callable[[int, str], None] | None = None
         """Called with epoch and reason when a peer says that this node was removed. Set before the first membership."""
         self.quiet_leavers: Final = QuietLeavers()  # links to closed former members, until they end
         self._sidecars = SidecarDialer(node)
-        self._on_lost = on_lost
-        self._peers = PeerTable(self.router, on_control or self.router.notices.arrived, self._lost)
+        self._peers = PeerTable(self.router, self.control.control, self._lost)
         self.relay_routes: Final = RelayRoutes(node, self._peers, self.router, self.dial)
         self.acceptor: Final = PeerAcceptor(node, self._peers, self._sidecars, on_refused)
 
     @property
-    def liveness_connections(self) -> LivenessTaker | None:
+    def liveness_connections(self) -> LivenessConnections | None:
         """Set before a peer can dial for one."""
         return self.acceptor.liveness_connections
 
     @liveness_connections.setter
-    def liveness_connections(self, taker: LivenessTaker) -> None:
+    def liveness_connections(self, taker: LivenessConnections) -> None:
         self.acceptor.liveness_connections = taker
 
     # -- membership ------------------------------------------------------------------------------------
 
     def adopt(self, membership: Membership, change: Change | None = None) -> None:
-        """Use this membership; `change` says how members left. Links to removed members are closed, except to quiet
-        ones, whose data may still arrive. Lost links may be dialed again. Early connections are checked. Never blocks.
+        """Links to removed members are closed, except to quiet ones, whose data may still arrive. Lost links may be
+        dialed again. Early connections are checked. Never blocks.
         """
         with self._peers.changed:
             old = self._peers.directory
@@ -110,14 +105,13 @@ class Mesh:
         return self.quiet_leavers.due()
 
     def expect(self, joiners: Iterable[Member]) -> None:
-        """Allow links to these joiners."""
         with self._peers.changed:
             self._peers.directory = self._peers.known().with_joiners(joiners)
 
     # -- opening links: any thread ---------------------------------------------------------------------
 
     def link(self, node: NodeId, deadline: float) -> Link:
-        """The link to this node, opened if needed. Blocks. Raises PeerLost."""
+        """Opens the link if needed. Blocks. Raises PeerLost."""
         pair = self._peers.get(node)
         if pair is not None and pair.state.open:  # path of every message: without the lock
             return pair.link
@@ -130,7 +124,7 @@ class Mesh:
         return self.dial(node, deadline)
 
     def dial(self, node: NodeId, deadline: float) -> Link:
-        """Like `link`, but always direct."""
+        """Like `link`, but direct."""
         with self._peers.changed:
             directory = self._peers.known()
             member = directory.find(node)
@@ -158,8 +152,7 @@ class Mesh:
         self.relay_routes.relay.lost(link)
         if self.quiet_leavers.forget(link):
             self._node.progress.run_soon(partial(_close, link))
-        if self._on_lost is not None:
-            self._on_lost(link, error)
+        self.control.lost(link, error)
 
     def _next_turn(self, pair: PeerEntry, failures: int, deadline: float) -> LinkTurn:
         """Wait until no dial is pending. WAIT: it failed or is late."""
@@ -235,7 +228,7 @@ class Mesh:
         return self._peers.known()
 
     def find(self, node: NodeId) -> Link | None:
-        """The link if it is or was open. Does not lock."""
+        """The link if it is or was open. Lock-free."""
         pair = self._peers.get(node)
         return pair.link if pair is not None and pair.is_open else None
 
@@ -244,7 +237,6 @@ class Mesh:
             return {pair.link.peer: pair.link for pair in self._peers.listed() if pair.is_open}
 
     def unconnected(self) -> list[UnconnectedMember]:
-        """Does not wait."""
         with self._peers.changed:
             directory, peers = self._peers.known(), [pair for pair in self._peers.listed() if not pair.is_open]
             found = [(directory.find(pair.link.peer), pair.state.cause or "") for pair in peers]
@@ -254,15 +246,15 @@ class Mesh:
             if member is not None
         ]
 
-    def settle(self, needless: Callable[[NodeId], bool]) -> None:
-        """Before `close`, wait until relayed data has arrived, except for `needless` nodes. Each peer has
+    def settle(self, unneeded: Callable[[NodeId], bool]) -> None:
+        """Before `close`, wait until relayed data has arrived, except for `unneeded` nodes. Each peer has
         `heartbeat_timeout` to answer.
         """
         try:
             self._node.progress.check()
         except NexarError:
             return  # e.g. in a forked child: nothing can be sent
-        self.relay_routes.settle(time.monotonic() + self._node.config.heartbeat_timeout, needless)
+        self.relay_routes.settle(time.monotonic() + self._node.config.heartbeat_timeout, unneeded)
 
     def close(self) -> None:
         """Finish all links: sent data still arrives. Idempotent.
@@ -290,15 +282,16 @@ def _close(link: Link) -> None:
 
 
 EAGER_WORLD: Final = 8
-"""Up to this size all links are opened at once; in larger worlds on first use."""
+"""Up to this size all links are opened at once."""
 _HEAD_START: Final = 3.0
 """Seconds for the lower rank to open a link before the higher one dials too. After a failed dial the lower one waits
-twice as long for the other's. In a large world a failed dial is repeated after this time."""
+twice as long for the other's. In a large world a failed dial is repeated after this time.
+"""
 _MAX_OPENING: Final = 8  # at a time
 
 
 def open_first(mesh: Mesh, topology: str, deadline: float) -> None:
-    """Open the links that this node needs at first. Blocks. Raises the first failure after all attempts."""
+    """Open the links needed at first. Blocks. Raises the first failure after all attempts."""
     if topology != FULL_MESH or mesh.directory.membership.size <= EAGER_WORLD:
         open_all(mesh, deadline)
     else:
@@ -306,7 +299,7 @@ def open_first(mesh: Mesh, topology: str, deadline: float) -> None:
 
 
 def open_watching(mesh: Mesh, deadline: float) -> None:
-    """Dial the ranks that this one watches, wait for its watchers. Raises the first failure after all dials."""
+    """Dial the watched ranks, wait for the watchers. Errors as `open_first`."""
     directory = mesh.directory
     members, mine, size = directory.membership.members, directory.rank, directory.membership.size
     dialed = watched(size, mine)
@@ -334,7 +327,7 @@ def _await(mesh: Mesh, rank: Rank, member: Member, deadline: float) -> None:
 
 
 def open_all(mesh: Mesh, deadline: float) -> None:
-    """Open missing links to neighbours. Raises the first failure after all attempts."""
+    """Open missing links to neighbours. Errors as `open_first`."""
     directory = mesh.directory
     members, mine = directory.membership.members, directory.rank
     opened = {node for node in mesh.links() if mesh.relay_routes.link(node) is not None}

@@ -13,7 +13,7 @@ from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.host import host_id, read_interfaces
 from nexar.cluster.membership import Member
-from nexar.cluster.transports import NETWORK, Transports, open_transports
+from nexar.cluster.transports import Transports, open_transports
 from nexar.config import Config
 from nexar.links.carrier_selection import bulk_channel_scheme
 from nexar.links.progress import Progress, spin_of
@@ -21,7 +21,7 @@ from nexar.security.authority import make_key, provisional_credentials
 from nexar.security.certificates import Credentials, Trust
 from nexar.transport.address import host_of
 from nexar.transport.base import Acceptor, Carrier, ConnectRefused, Expected, Transport
-from nexar.transport.registry import is_ours, load
+from nexar.transport.registry import capabilities_of, load, tcp_scheme
 from nexar.transport.sleeper import PollSleeper
 from nexar.types import MAX_NODE, NodeId
 
@@ -29,13 +29,9 @@ if TYPE_CHECKING:
     from nexar.transport.memory import MemoryNetwork
 
 
-_TLS: Final = "tls"
-_UNENCRYPTED: Final = "tcp"  # scheme of TLS carriers that continue without encryption
-
-
 def _sidecar(config: Config) -> str | None:
     scheme = bulk_channel_scheme(config.enable_tcp_bulk_sidecar, encrypted=config.encrypt_bulk_transport)
-    return scheme if _TLS in config.transports else None
+    return scheme if tcp_scheme(config.transports) is not None else None
 
 
 class Node:
@@ -48,7 +44,7 @@ class Node:
         self.host: Final = host_id(config)
         self.key: Final = make_key()
         self.sidecar: Final = _sidecar(config) if network is None else None
-        """Scheme of its bulk channels, or None."""
+        """Scheme of its bulk channels, if any."""
         self._acceptor: Acceptor | None = None  # written once by `listen`, before a peer can connect
         self._transports = self._open(network)
         self.cancel_token: Final = CancelToken()  # cancelled when the node closes or its event loop ends
@@ -68,33 +64,49 @@ class Node:
 
     def _open(self, network: MemoryNetwork | None) -> Transports:
         if network is None:
-            plain_too = self.sidecar == _UNENCRYPTED
-            return open_transports(self.config, provisional_credentials(self.id), Trust(b""), self, plain_too=plain_too)
+            credentials = provisional_credentials(self.id)
+            return open_transports(self.config, credentials, Trust(b""), self, plain_too=self._sidecar_is_plain)
         sleeper = PollSleeper()
         memory = load("memory")(sleeper, self.id, network)
         return Transports({"memory": memory}, sleeper, memory.listen("", self))
 
     @property
+    def _sidecar_is_plain(self) -> bool:
+        return self.sidecar is not None and not capabilities_of(self.sidecar).encrypts
+
+    @property
     def _by_scheme(self) -> Mapping[str, Transport]:
         return self._transports.by_scheme
 
+    @cached_property
+    def _in_process(self) -> str | None:
+        # The scheme of a node whose peers are in this process.
+        return next((scheme for scheme in self._by_scheme if capabilities_of(scheme).in_process), None)
+
+    @cached_property
+    def _memory(self) -> Transport | None:
+        found = (each for scheme, each in self._by_scheme.items() if capabilities_of(scheme).shares_memory)
+        return next(found, None)
+
     @property
-    def meets_strangers(self) -> bool:
+    def has_remote_peers(self) -> bool:
         """Whether peers are other processes."""
-        return "memory" not in self._by_scheme
+        return self._in_process is None
 
     @property
     def network_schemes(self) -> tuple[str, ...]:
-        """They reach the seed and all members; preferred first."""
-        return tuple(scheme for scheme in self._by_scheme if scheme in (*NETWORK, "memory"))
+        """Schemes that reach the seed and all members, preferred first."""
+        found = [(scheme, capabilities_of(scheme)) for scheme in self._by_scheme]
+        return tuple(scheme for scheme, each in found if each.node_port or each.in_process)
 
     @property
     def mesh_schemes(self) -> tuple[str, ...]:
         """`network_schemes` and those of other packages."""
-        return tuple(scheme for scheme in self._by_scheme if scheme in self.network_schemes or not is_ours(scheme))
+        return tuple(scheme for scheme in self._by_scheme if not capabilities_of(scheme).shares_memory)
 
     @property
     def capabilities(self) -> frozenset[str]:
+        """Names of its schemes, called as the field on the wire. What a transport can do: `capabilities_of`."""
         return frozenset(self._by_scheme)
 
     # -- incoming connections --------------------------------------------------------------------------
@@ -133,12 +145,13 @@ class Node:
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """The advertised ones by scheme. Raises ConfigError if the settings leave none."""
-        if "memory" in self._by_scheme:
-            return {"memory": (self._transports.address,)}
+        if self._in_process is not None:
+            return {self._in_process: (self._transports.address,)}
         advertised = self._advertised(self._transports.address, *self.network_schemes)
-        for scheme, transport in self._by_scheme.items():
-            if not is_ours(scheme) and transport.address is not None:
-                advertised |= self._advertised(transport.address, scheme)
+        for scheme in self.mesh_schemes:
+            address = self._by_scheme[scheme].address
+            if scheme not in advertised and address is not None:
+                advertised |= self._advertised(address, scheme)
         return advertised
 
     def _advertised(self, listening: str, *schemes: str) -> dict[str, tuple[str, ...]]:
@@ -151,9 +164,8 @@ class Node:
         )
 
     def dial_addresses(self, member: Member) -> dict[str, tuple[str, ...]]:
-        """Addresses worth dialing, by scheme."""
-        if "memory" in self._by_scheme:
-            return {"memory": tuple(member.addresses.get("memory", ()))}
+        if self._in_process is not None:
+            return {self._in_process: tuple(member.addresses.get(self._in_process, ()))}
         return dial_order(
             member.addresses,
             schemes=self.mesh_schemes,
@@ -164,34 +176,34 @@ class Node:
 
     def memory_address_for(self, peer: NodeId) -> str:
         """For this peer alone; empty if none."""
-        shm = self._by_scheme.get("shm")
-        return (shm.address_for(peer) or "") if shm is not None else ""
+        return (self._memory.address_for(peer) or "") if self._memory is not None else ""
 
     def connect_memory(self, address: str, peer: NodeId, deadline: float) -> Carrier:
         """Raises ConnectRefused, TimeoutError."""
-        shm = self._by_scheme.get("shm")
-        if shm is None:
-            raise ConnectRefused("shared memory", "this node does without it")
-        return shm.connect(address, Expected(peer), deadline)
+        if self._memory is None:
+            raise ConnectRefused("shared memory", "this node has no shared memory transport")
+        return self._memory.connect(address, Expected(peer), deadline)
 
     def connect_sidecar(self, member: Member, deadline: float) -> Carrier:
         """Raises ConnectRefused, TimeoutError."""
-        return self._connect_tcp(member, deadline, plain=self.sidecar == _UNENCRYPTED)
+        return self._connect_tcp(member, deadline, plain=self._sidecar_is_plain)
 
     def connect_liveness(self, member: Member, deadline: float) -> Carrier:
         """Raises ConnectRefused, TimeoutError."""
         return self._connect_tcp(member, deadline, plain=False)
 
     def _connect_tcp(self, member: Member, deadline: float, *, plain: bool) -> Carrier:
-        addresses, tls = self.dial_addresses(member).get(_TLS, ()), self._by_scheme.get(_TLS)
-        if not addresses or tls is None:
-            raise ConnectRefused("the peer", "there is no way to it over TCP")
-        return tls.connect(",".join(addresses), Expected(member.node, member.fingerprint, plain=plain), deadline)
+        scheme = tcp_scheme(self._by_scheme)
+        addresses = () if scheme is None else self.dial_addresses(member).get(scheme, ())
+        if scheme is None or not addresses:
+            raise ConnectRefused("the peer", "it has no address that this node can dial over TCP")
+        expected = Expected(member.node, member.fingerprint, plain=plain)
+        return self._by_scheme[scheme].connect(",".join(addresses), expected, deadline)
 
     # -- closing ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the links before. Idempotent."""
+        """The caller closes the links first. Idempotent."""
         self.cancel_token.cancel()
         self.progress.close()
         self.dialer.close()

@@ -1,11 +1,11 @@
 """Probes whether a member is alive.
 
-Three sources are asked in parallel. The peer's *system* refuses TCP connections if the process has ended. Its *Python
-code* answers a Ping. Its *QUIC transport* acknowledges packets even while the Python code is stuck.
+The peer's *system* refuses TCP connections if the process has ended. Its *Python code* answers a Ping. Its *QUIC
+transport* acknowledges packets even while the Python code is stuck.
 
-An accepted connection proves no life: the system also accepts for a stopped process, or one that is ending, so a
-connection that is reset at once is tried again. But such a process exists and may lack CPU, so it gets more time.
-Packets sent before a death may still arrive, so they count only if more follow.
+An accepted connection proves no life: the system also accepts for a stopped or ending process, so a connection that is
+reset at once is tried again. But such a process exists and may lack CPU, so it gets more time. Packets sent before a
+death may still arrive, so they count only if more follow.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -26,7 +27,9 @@ from nexar.cluster.decisions.failure_detector import IF_SLOW
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
 from nexar.errors import NexarError
+from nexar.links.carrier_selection import shows_life
 from nexar.transport.address import parse_address
+from nexar.transport.registry import tcp_scheme
 from nexar.types import NodeId, format_seconds
 from nexar.wire.control import Message, Ping, Pong
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from nexar.links.link import Link  # at run time it would load NumPy into the launcher
 
 _MAX_TRIES: Final = 5
-"""Accepted connections that end at once; a process that is ending does not accept more."""
+"""Accepted connections that end at once; an ending process does not accept more."""
 _IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
 
 
@@ -127,7 +130,7 @@ def nobody_listens(addresses: Sequence[str], timeout: float) -> bool:
 
 
 class PingTable:
-    """Pings of one node and their waiters. Any thread."""
+    """Pings and their waiters. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,7 +145,6 @@ class PingTable:
         return number
 
     def forget(self, number: int) -> None:
-        """`answered` is not called afterwards."""
         with self._lock:
             self._waiting.pop(number, None)
 
@@ -164,13 +166,16 @@ def _answer(link: Link, ping: Ping) -> None:
         return  # the link is lost; the sender notices
 
 
-__all__ = ["ENDED", "PingTable", "probe_peer"]
-
-ENDED: Final = "its process has ended"
-"""Prefix of causes that are final."""
-
 _COUNT_INTERVAL: Final = 0.05  # seconds between two packet counts, and between two Pings
 _MIN_OPEN_SECONDS: Final = 0.02  # seconds that a connection must last; shorter ones come from a process that is ending
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailure:
+    """Why a member is unreachable."""
+
+    cause: str  # text for people
+    process_ended: bool = False  # final: all its addresses refuse connections
 
 
 def probe_peer(
@@ -182,12 +187,12 @@ def probe_peer(
     *,
     packets: bool = True,
     patience: float = 0.0,
-) -> str | None:
-    """The reason why the member is unreachable; None if nothing says so. Blocks; not in the driver.
+) -> ProbeFailure | None:
+    """Returns why the member is unreachable, None if it is reachable. Blocks; not in the driver.
 
     Returns by the deadline (time.monotonic), `patience` later for a process that exists, at once when the node closes.
-    Without `packets` the Python code must answer, for callers that cannot tell how long it has been stuck. Without a
-    link an accepted connection suffices: the caller may dial.
+    Without `packets` the Python code must answer: the caller cannot tell how long it has been stuck. Without a link an
+    accepted connection suffices.
     """
     if link is not None and link.failure is not None:
         link = None
@@ -201,7 +206,9 @@ class _PeerProbe:
         self._packets = packets
         self._link = link
         self._pings = pings
-        self._addresses = node.dial_addresses(member).get("tls", ())  # without addresses of this host
+        offered = node.dial_addresses(member)  # without addresses of this host
+        tcp = tcp_scheme(offered)
+        self._addresses = () if tcp is None else offered[tcp]
         self._peer = member.node
         self._begin = time.monotonic()
         self._stack = ExitStack()
@@ -247,20 +254,19 @@ class _PeerProbe:
 
     # -- the probing thread --------------------------------------------------------------------------------
 
-    def run(self, deadline: float, patience: float) -> str | None:
+    def run(self, deadline: float, patience: float) -> ProbeFailure | None:
         self._ask()
         while not self._lives():
-            cause = self._cause()
+            failure = self._certain_failure()
             now = time.monotonic()
             left = deadline + (patience if self._exists else 0.0) - now
-            if cause is not None or left <= 0:
-                return cause or self._describe_silence(now)
+            if failure is not None or left <= 0:
+                return failure or ProbeFailure(self._describe_silence(now))
             self._wait(min(left, _MIN_OPEN_SECONDS if self._link is None else _COUNT_INTERVAL))
         return None
 
     @property
     def _exists(self) -> bool:
-        """Whether there is a process, even a stopped or stuck one."""
         return self._packets_came or any(probe.accepted for probe in self._tcp_probes)
 
     def _ask(self) -> None:
@@ -287,7 +293,7 @@ class _PeerProbe:
 
     def _shows_life(self, link: Link) -> bool:
         now = time.monotonic()
-        if "quic" not in link.schemes or now < self._counted_at + _COUNT_INTERVAL:
+        if not shows_life(link.schemes) or now < self._counted_at + _COUNT_INTERVAL:
             return False
         before, self._received_bytes, self._counted_at = self._received_bytes, link.heard_bytes(), now
         self._ask()
@@ -295,17 +301,16 @@ class _PeerProbe:
         self._packets_came = self._packets_came or came
         return came and self._packets
 
-    def _cause(self) -> str | None:
-        """Why it is gone, if certain."""
+    def _certain_failure(self) -> ProbeFailure | None:
         if not self._tcp_probes or not all(probe.failed for probe in self._tcp_probes):
             return None
         where = ", ".join(self._addresses)
         if all(probe.refused for probe in self._tcp_probes):
-            return f"{ENDED} (connection refused at {where})"
+            return ProbeFailure(f"its process has ended (connection refused at {where})", process_ended=True)
         if self._link is not None:
             return None
         reasons = "; ".join(f"{probe.address}: {probe.failed}" for probe in self._tcp_probes)
-        return f"it cannot be reached ({reasons})"
+        return ProbeFailure(f"it cannot be reached ({reasons})")
 
     def _describe_silence(self, now: float) -> str:
         waited = f"no answer for {format_seconds(now - self._begin)}"

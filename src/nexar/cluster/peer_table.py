@@ -26,8 +26,8 @@ LONGEST_CLOSE: Final = 30.0  # seconds that a closing node waits for its peers
 class QuietLeavers:
     """Links to closed former members. Any thread.
 
-    A closing node waits until its peers have its data, but the members may continue earlier. So its links stay until
-    they end, or until it would not wait longer either.
+    A closing node waits until its peers have its data, but the members may continue earlier. So its links stay as long
+    as it would wait.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class QuietLeavers:
         self._until: dict[Link, float] = {}  # guarded by the lock
 
     def keep(self, link: Link, now: float) -> bool:
-        """Keep the link. False if it has ended."""
+        """False if it has ended."""
         with self._lock:
             self._until[link] = now + LONGEST_CLOSE
         if link.failure is None:
@@ -72,7 +72,7 @@ _NUMBERS: Final = 1 << 32
 
 
 def next_number(number: int) -> int:
-    """The number wraps around."""
+    """Wraps around."""
     return (number + 1) % _NUMBERS
 
 
@@ -99,9 +99,8 @@ class PeerEntry:
 
 
 class PeerTable:
-    """Peer entries, made on first use, removed with the member.
-
-    `changed` guards the table and is notified of changes. Callers hold it unless a method says otherwise.
+    """Made on first use, removed with the member. `changed` guards the table and is notified of changes. Callers hold
+    it unless a method says otherwise.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class PeerTable:
         return self._peers.get(node)
 
     def of(self, directory: PeerDirectory, member: Member) -> PeerEntry:
-        """Made if needed. Raises UsageError if the node is closed."""
+        """Makes the entry if needed. Raises UsageError if the node is closed."""
         self.check_open()
         pair = self._peers.get(member.node)
         if pair is None:
@@ -181,7 +180,7 @@ class PeerTable:
         return fresh
 
     def move(self, directory: PeerDirectory) -> list[Link]:
-        """Returns the links of removed members, for the caller to close."""
+        """Returns the links of removed members, to be closed."""
         self.directory = directory
         ended = []
         for node, pair in list(self._peers.items()):

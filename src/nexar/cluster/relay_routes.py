@@ -1,8 +1,7 @@
 """The mesh as a graph: direct neighbours, and relayed links to the others.
 
-The setting `topology` and the current membership define the neighbours. A relayed link needs no handshake: it exists
-here when wanted, and at the peer with its first frame. A pair has one link; a later direct connection becomes a better
-carrier of it.
+The setting `topology` and the membership define the neighbours. A relayed link needs no handshake: it exists at the
+peer with its first frame. A later direct connection becomes a better carrier of the same link.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ from nexar.wire.relay import RelayHeader
 _LONGEST_DIAL: Final = 10.0
 _LOST: Final = "the link between us was lost"
 _CHECK_INTERVAL: Final = 1.0
-"""Seconds between two probes of a member because of frames that are not believed."""
+"""Seconds between two probes of a member whose frames are not believed."""
 
 
 class RelayRoutes:
-    """The `Surroundings` of one node's relay. Close it after the relayed links, before the others."""
+    """The `MeshView` of one node's relay. Close it after the relayed links, before the others."""
 
     def __init__(self, node: Node, peers: PeerTable, router: Router, dial: Callable[[NodeId, float], Link]) -> None:
-        """`dial` opens a direct link; it blocks, and raises."""
+        """`dial` opens a direct link. It blocks, and raises PeerLost."""
         self._node = node
         self._peers = peers
         self._dial = dial
         self._topology: Final[str] = node.config.topology
         self._closed = False  # written once
         self.shortcuts = 0
-        """Direct connections made because no relay route was left. Guarded by the lock of the peer table."""
+        """Direct connections made for want of a relay route. Guarded by the lock of the peer table."""
         self._severed: frozenset[NodeId] = frozenset()
         # Neighbours that only others reach. Replaced under the lock of the peer table, read without.
         self._last_checks: dict[NodeId, float] = {}  # time of the last probe; guarded by the lock of the peer table
-        self.doubted: Callable[[NodeId], None] = _ignore_doubt
+        self.probe_neighbour: Callable[[NodeId], None] = _ignore_probe
         """Probes the connection to a member and loses its link if it is broken. Must not block. Set once."""
         self.cut_off: Callable[[NodeId, str], None] = _ignore_cut_off
         """Probes members without a relay route, given the reason. Must not block. Set once."""
@@ -65,7 +64,7 @@ class RelayRoutes:
         return mine is None or other is None or are_neighbors(self._topology, membership.size, mine, other)
 
     def wants(self, node: NodeId) -> bool:
-        """Whether to connect directly: a neighbour that is not known to be unreachable."""
+        """A neighbour not known to be unreachable."""
         return node not in self._severed and self.is_neighbour(node)
 
     def _ranks(self, membership: Membership, node: NodeId) -> tuple[Rank | None, Rank | None]:
@@ -154,12 +153,12 @@ class RelayRoutes:
         if self._topology != FULL_MESH or self.relay.in_use:
             self.relay.adopt(lambda node: self._peers.known().find(node) is not None)
 
-    def settle(self, deadline: float, needless: Callable[[NodeId], bool]) -> None:
+    def settle(self, deadline: float, unneeded: Callable[[NodeId], bool]) -> None:
         if self.relay.in_use:
-            self.relay.settle(deadline, needless)
+            self.relay.settle(deadline, unneeded)
 
     def close(self) -> None:
-        """No frame is sent or forwarded afterwards. Idempotent."""
+        """Nothing is sent or forwarded afterwards. Idempotent."""
         self._closed = True
         self._timer.close()
         self.relay.close()
@@ -172,7 +171,7 @@ class RelayRoutes:
     # -- links -------------------------------------------------------------------------------------------
 
     def relayed(self, node: NodeId, deadline: float) -> Link | None:
-        """The relayed link; None without a route. May wait for another thread that makes it."""
+        """None without a route. May wait for another thread that makes it."""
         with self._peers.changed:
             directory = self._peers.known()
             member = directory.find(node)
@@ -190,7 +189,7 @@ class RelayRoutes:
         return pair.link
 
     def detour(self, node: NodeId) -> Link | None:
-        """A relayed link to a neighbour whose direct link is lost; None if not lost, or without a route."""
+        """A link to a neighbour whose direct link is lost; None if not lost, or without a route."""
         with self._peers.changed:
             directory, pair = self._peers.known(), self._peers.get(node)
             if directory.find(node) is None or pair is None or not self.is_neighbour(node):
@@ -250,9 +249,9 @@ class RelayRoutes:
     def _is_believed(self, pair: PeerEntry, header: RelayHeader) -> bool:
         """Whether the frame comes from its source. Under the lock.
 
-        A relay can forge frames, since a hop proves only itself. So while a direct connection exists, the first frame
-        of another route must arrive over it; a neighbour is believed over relays only after a direct dial failed.
-        Others are believed, for there is no alternative.
+        A relay can forge frames. So while a direct connection exists, the first frame of another route must arrive over
+        it; a neighbour is believed over relays only after a direct dial failed. Others are believed, for there is no
+        alternative.
         """
         if len(header.route) == 2 or pair.link.failure is not None:
             return True
@@ -273,13 +272,13 @@ class RelayRoutes:
             if is_due:
                 self._last_checks[node] = now
         if is_due and pair.state.open:
-            self.doubted(node)
+            self.probe_neighbour(node)
         elif is_due:
             self.open(node)
         return False
 
     def _make(self, pair: PeerEntry, path: tuple[NodeId, ...]) -> RelayedCarrier:
-        """Under the lock, so that no other thread makes a second one."""
+        """Under the lock, so that there is only one."""
         carrier = pair.relay = self.relay.make(pair.link.peer, pair.number, path)
         return carrier
 
@@ -294,5 +293,5 @@ def _ignore_cut_off(_node: NodeId, _why: str) -> None:
     """Ignored."""
 
 
-def _ignore_doubt(_node: NodeId) -> None:
+def _ignore_probe(_node: NodeId) -> None:
     """Ignored."""

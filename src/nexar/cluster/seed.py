@@ -1,7 +1,7 @@
 """The seed: admits nodes that know the secret, issues certificates, commits the first membership.
 
-It holds no rank and carries no data; a formed cluster continues without it. It follows the members' decisions and votes
-when their number is even.
+It holds no rank and carries no data; a formed cluster continues without it. It votes when the number of members is
+even.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nexar.cluster.seed_connection import CertificateIssuer
 from nexar.cluster.seed_server import SeedServer
 from nexar.cluster.seed_state import SeedIdentity, SeedState, make_identity
 from nexar.cluster.seed_status import FormationStatus, SeedLog, StatusBoardService
-from nexar.cluster.transports import NETWORK, Transports, open_transports, usable_schemes
+from nexar.cluster.transports import Transports, open_transports, usable_schemes
 from nexar.config import Config
 from nexar.errors import FormationTimeout, NexarError, UsageError
 from nexar.links.progress import Progress
@@ -42,13 +42,15 @@ from nexar.security.certificates import Credentials, Trust
 from nexar.security.invitation import Invitation, format_ticket, invitation_from_token
 from nexar.transport.address import format_address, is_loopback, parse_address
 from nexar.transport.base import Acceptor
+from nexar.transport.registry import capabilities_of
 from nexar.types import whole
 from nexar.wire.join import MAX_JOIN_BYTES
 from nexar.wire.status import StatusPage
 
 _IDLE_TIMEOUT: Final = 10.0
 """Seconds until a silent join connection is lost. QUIC does not report a killed process: until then a joiner waits for
-a dead seed, or the seed counts a dead node. A node that was only slow reconnects."""
+a dead seed, or the seed counts a dead node. A node that was only slow reconnects.
+"""
 _KEEP_ALIVE_INTERVAL: Final = 2.5
 
 _MAX_STREAMS: Final = 16  # more than a join connection needs; limits unauthenticated peers
@@ -61,8 +63,8 @@ _WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES  # unread bytes: the largest message a
 def open_seed_transports(
     config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, *, size: int, listen: str | None = None
 ) -> Transports:
-    """Listen for join connections on all usable network schemes. Errors as `open_transports`."""
-    schemes = [scheme for scheme in usable_schemes(config) if scheme in NETWORK]
+    """Listen for join connections. Errors as `open_transports`."""
+    schemes = [scheme for scheme in usable_schemes(config) if capabilities_of(scheme).node_port]
     settings = {
         "idle_timeout": _IDLE_TIMEOUT,
         "keep_alive_interval": _KEEP_ALIVE_INTERVAL,
@@ -78,7 +80,7 @@ def open_seed_transports(
 
 
 def previous_listen_address(port: int, listen: str | None, config: Config) -> str | None:
-    """The address to listen at, given the port of an earlier seed (0: none). Raises UsageError for another port: issued
+    """The address to listen at, given an earlier seed's port (0: none). Raises UsageError for another port: issued
     tickets name that one.
     """
     if not port:
@@ -94,7 +96,7 @@ def previous_listen_address(port: int, listen: str | None, config: Config) -> st
 
 
 def seed_addresses(config: Config, address: str) -> tuple[str, ...]:
-    """The addresses of this seed for others, best first; loopback only if alone. Raises ConfigError."""
+    """The seed's addresses for others, best first; loopback only if alone. Raises ConfigError."""
     interfaces = read_interfaces()
     (found,) = candidate_addresses(
         interfaces, address, schemes=("any",), iface=config.iface, advertise=config.advertise

@@ -1,9 +1,7 @@
-"""One join connection at the seed, and the issuer of certificates.
+"""One join connection at the seed, and the issuer of certificates. Messages become events of admission.
 
-Messages are decoded and checked here and become events of admission.
-
-Law: an unauthenticated peer costs no more than hashing a few hundred bytes. A certificate request is parsed and signed
-only after its proof was verified.
+Invariant: an unauthenticated peer costs no more than hashing a few hundred bytes. A certificate request is parsed and
+signed only after its proof was verified.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ from nexar.wire.status import decode_status_report
 
 @dataclass(frozen=True, slots=True)
 class CertificateIssuer:
-    """Proves the seed, verifies proofs, signs certificates. No I/O. Its repr hides the secret."""
+    """Proves the seed, verifies proofs, signs certificates. Its repr hides the secret."""
 
     secret: bytes = field(repr=False)
     authority: Authority = field(repr=False)
@@ -70,7 +68,6 @@ class CertificateIssuer:
         return Challenge(nonce, prove(self.secret, "seed", hello.nonce, nonce, self.certificate))
 
     def is_proven(self, proof: bytes, role: Role, hello: Hello, nonce: bytes) -> bool:
-        """Whether the sender of `hello`, challenged with `nonce`, knows the secret."""
         return proves(proof, self.secret, role, hello.nonce, nonce, self.certificate)
 
     def certify(self, node: NodeId, key: RequestedKey) -> bytes:
@@ -88,9 +85,8 @@ class _ProtocolViolation(ValueError):
 
 
 class SeedConnection:
-    """The `Sink` of one join connection. `report` receives events, `ended` the ended connection, both without a lock.
-
-    It reads nothing once its end has begun.
+    """The `Sink` of one join connection. `report` and `ended` are called without a lock. It reads nothing once its end
+    has begun.
     """
 
     def __init__(
@@ -132,7 +128,7 @@ class SeedConnection:
     # -- sending: any thread -----------------------------------------------------------------------------
 
     def send(self, message: JoinMessage) -> None:
-        """Ignored during the end and after a loss, which is an event."""
+        """Ignored during the end and after a loss."""
         self.send_body(encode_join(message))
 
     def send_body(self, body: bytes) -> None:
@@ -169,7 +165,7 @@ class SeedConnection:
         self.send(StatusPageReply(self._board.page()))
 
     def finish(self) -> None:
-        """Finish: sent messages still arrive. Does not wait."""
+        """Sent messages still arrive. Does not wait."""
         self._ending = True
         try:
             self._carrier.finish()

@@ -1,10 +1,9 @@
 """The seed's server: feeds connections and messages to Admission and performs its actions.
 
-Law: the lock orders the events. Actions are performed in that order, without the lock, by any thread that finds no
-other thread performing. So no thread waits for another thread's I/O.
+Invariant: the lock orders the events. Actions are performed in that order, without the lock (`SerialQueue`).
 
-Law: an event that raises, in the decision or in its actions, ends the connection it came from and nothing else. Only
-events without a connection (time) may raise: a bug of the seed.
+Invariant: an event that raises, in the decision or in its actions, ends the connection it came from and nothing else.
+Only events without a connection (time) may raise: a bug of the seed.
 
 A finishing connection waits LINGER for its peer, so that the last message arrives. The number of unauthenticated ones
 is limited.
@@ -42,7 +41,7 @@ from nexar.cluster.decisions.admission_events import (
 from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.decisions.refusals import RefusalLog, brief
 from nexar.cluster.delay_meter import DelayMeter
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Membership, encode_membership
 from nexar.cluster.seed_connection import CertificateIssuer, SeedConnection
 from nexar.cluster.seed_status import FormationStatus, SeedLog, StatusBoardService
 from nexar.errors import FormationTimeout, InternalError, UsageError
@@ -74,8 +73,7 @@ class SeedServer:
         max_lingering: int = 256,
     ) -> None:
         """`keep` and `keep_vote` store a membership or a vote before any node is sent it, or raise UsageError.
-        `discard` removes the first membership if the cluster did not start. `meter` measures how late the timer runs
-        while it forms.
+        `discard` removes the first membership if the cluster did not start.
         """
         self._admission = admission  # guarded by the lock
         self._issuer = issuer
@@ -262,7 +260,7 @@ class SeedServer:
                 return
             self._kept = action.membership
         self._board.moved(action.membership, action.willing)
-        body = encode_join(Committed(action.membership.encode()))
+        body = encode_join(Committed(encode_membership(action.membership)))
         for connection in self._open_connections(action.connections):
             connection.send_body(body)
         if action.starts:
@@ -326,7 +324,7 @@ class SeedServer:
         self._timer.wake_by(due)
 
     def _linger(self, connection: SeedConnection, due: float) -> SeedConnection | None:
-        """Returns the unauthenticated connection to abort if too many wait."""
+        """The unauthenticated connection to abort if too many wait."""
         self._lingering[connection.number] = due
         if connection.admitted:
             return None
@@ -370,9 +368,7 @@ class SeedServer:
             self._finish(connection)
 
     def close(self, refusal: str | None = None) -> None:
-        """Finish every connection, with a refusal if given, for LINGER; then abort. New ones are refused.
-        Idempotent.
-        """
+        """Finish every connection, with a refusal if given, for LINGER; then abort. Idempotent."""
         with self._changed:
             self._closed = True
         self._finish_all(None if refusal is None else JoinRefusedMessage(refusal))

@@ -1,7 +1,7 @@
 """Sessions with the seed: of a member, of a launcher, of an observer.
 
-Members do not need the seed among themselves. A lost seed is dialed again with growing pauses, soon if there is a
-message for it. A seed that returns with its state knows this node by its key.
+A lost seed is dialed again with growing pauses, soon if there is a message for it. A seed that returns with its state
+knows this node by its key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nexar.errors import JoinRefused, NexarError, SeedUnreachable
 from nexar.security.authority import read_validity, renew_at
 from nexar.security.certificates import make_request
 from nexar.security.invitation import Invitation
-from nexar.transport.registry import log_unhandled
+from nexar.transport.registry import capabilities_of, log_unhandled
 from nexar.types import NodeId, Rank
 from nexar.wire import control
 from nexar.wire.join import (
@@ -77,9 +77,9 @@ def _ignore(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedCallbacks:
-    """Called by the session thread, one at a time; they must not block."""
+    """Called by the session thread; they must not block."""
 
-    on_word: Callable[[control.Message], None] = _ignore  # a Paxos message of the seed
+    on_control: Callable[[control.Message], None] = _ignore  # a Paxos message of the seed
     on_died: Callable[[NodeId, int, str], None] = _ignore  # hint that a node died: node, epoch, cause
     on_waiting: Callable[[tuple[Member, ...]], None] = _ignore  # all waiting joiners that can be dialed
     on_committed: Callable[[], None] = _ignore  # the cluster has formed; for launchers
@@ -90,7 +90,7 @@ class SeedCallbacks:
     on_lost: Callable[[str], None] = _ignore  # connection lost, with the reason
     on_back: Callable[[int], None] = _ignore  # reconnected, with the epoch that the seed knows, which may be old
     on_refused: Callable[[str, int], None] = _ignore
-    """Final refusal: the reason, and the epoch that removed this node, if any."""
+    """Final: the reason, and the epoch that removed this node, if any."""
 
 
 class SeedSession:
@@ -104,18 +104,18 @@ class SeedSession:
         connect: Callable[[], JoinConnection],
         *,
         random: Random | None = None,
-        news: Callable[[], StatusReport | None] | None = None,
+        status_report: Callable[[], StatusReport | None] | None = None,
     ) -> None:
-        """`connect` attempts one connection, or raises. `news` returns a status report or None; it must not block."""
+        """`connect` attempts one connection. `status_report` returns a status report, if any; it must not block."""
         self._node = node
         self._connection = connection  # written by the session thread, used by any
         self._connect = connect
         self._listeners = SeedCallbacks()  # written by `start` before the thread runs
         self._random = random or Random()
         self._spread = self._random.random()
-        self._status_of_node = news
+        self._status_of_node = status_report
         # Time of the next status report; written by the thread.
-        self._status_at = math.inf if news is None else time.monotonic()
+        self._status_at = math.inf if status_report is None else time.monotonic()
         self._answer_by = 0.0  # deadline of a renewal; written by the thread
         self._cluster, self._authority = welcome.cluster, welcome.authority
         self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
@@ -124,7 +124,7 @@ class SeedSession:
         self._inquiries: dict[int, queue.SimpleQueue[bool]] = {}  # waiters for a LivenessReply; dict methods are atomic
         self._stop = threading.Event()
         self._has_message = threading.Event()  # set when a message finds no connection, and by `close`
-        self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="nexar-seed-session", daemon=True)
 
     def start(self, listeners: SeedCallbacks) -> None:
         self._listeners = listeners
@@ -143,7 +143,7 @@ class SeedSession:
             self._thread.join()
         self._connection.leave(reason)
 
-    def say(self, message: control.Message) -> bool:
+    def send_control(self, message: control.Message) -> bool:
         """False if it is too long, there is no connection, or the seed does not read. Never blocks; any thread. Raises
         MessageError.
         """
@@ -151,7 +151,7 @@ class SeedSession:
         return len(body) <= MAX_PAXOS_BYTES and self.send(SeedPaxosMessage(body))
 
     def send(self, message: JoinMessage) -> bool:
-        """`say` for a join message."""
+        """`send_control` for a join message."""
         connection = self._connection
         try:
             if self._stop.is_set() or connection.unread_bytes > MAX_JOIN_BYTES:
@@ -163,7 +163,7 @@ class SeedSession:
         return True
 
     def answers(self, timeout: float) -> bool:
-        """Whether the seed answers in time. Blocks; any thread except the session's."""
+        """Blocks; any thread except the session's."""
         number = next(self._numbers)
         answer = self._inquiries[number] = queue.SimpleQueue()
         try:
@@ -265,7 +265,7 @@ class SeedSession:
         except control.MessageError as error:
             raise SeedConnectionLost(f"invalid message from the seed: {error}") from error
         if not isinstance(message, control.Unknown):
-            self._listeners.on_word(message)
+            self._listeners.on_control(message)
 
     def _members(self, message: WaitingJoiners) -> tuple[Member, ...]:
         try:
@@ -282,7 +282,7 @@ class SeedSession:
         return renew_at(not_before, not_after, datetime.now(UTC), self._spread)
 
     def _reconnect(self, lost: Exception) -> bool:
-        """False if the node closes or the seed refuses it."""
+        """False if the node closes or is refused."""
         self._give_up(lost)
         bound = 1.0
         while self._pause(bound):
@@ -320,11 +320,10 @@ _MAX_HOST: Final = 255
 
 
 class LauncherSession:
-    """Reserves `count` ranks for the children of this process while it is open. In a formed elastic cluster they get no
-    ranks here: they join.
+    """Reserves `count` ranks for the children of this process while it is open. In a formed elastic cluster they join
+    without ranks. Close it when the children have ended. It reconnects to a lost seed and sends pending reports.
 
-    The constructor raises JoinRefused, SeedUnreachable or VersionMismatch. Close it, or leave its `with` block, when
-    the children have ended. It reconnects to a lost seed and sends pending reports.
+    The constructor raises JoinRefused, SeedUnreachable or VersionMismatch.
     """
 
     def __init__(
@@ -349,7 +348,7 @@ class LauncherSession:
         self._session: SeedSession | None = None  # written once, here
         self.first_rank = first_rank  # of the block; None: the children join without ranks
         # No node dials a launcher, so it leaves the configured port to the members.
-        network = tuple(scheme for scheme in config.transports if scheme != "shm")
+        network = tuple(scheme for scheme in config.transports if not capabilities_of(scheme).shares_memory)
         self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
         try:
             self._reserve()
@@ -398,11 +397,11 @@ class LauncherSession:
         return self._formed.is_set()
 
     def report(self, rank: Rank, cause: str, *, well: bool = False) -> None:
-        """Report the end of a child, `well` if it succeeded, now or when the seed is back."""
+        """Report the end of a child, `well` if it succeeded, now or when the seed is back. Never raises."""
         self._report(ChildDied(rank=rank, cause=cause, well=well))
 
     def report_failure(self, rank: Rank, cause: str, code: int, *, consequence: bool) -> None:
-        """Report a failed child that stops the run on all hosts. Like `report`."""
+        """Like `report`; stops the run on all hosts."""
         host = foreign_line(platform.node())[:_MAX_HOST]
         self._report(RunFailed(rank=rank, cause=cause, code=code, consequence=consequence, host=host))
 
@@ -437,10 +436,10 @@ _RETRY_PAUSE: Final = 1.0
 
 
 class ObserverSession:
-    """Reads the seed's status board. One thread at a time. Close it, or leave its `with` block.
+    """Reads the seed's status board. One thread at a time. Close it.
 
     The constructor raises JoinRefused, SeedUnreachable or VersionMismatch within `timeout` seconds; with `hurry` at
-    once if no process listens, since a seed runs before its ticket exists.
+    once if no process listens.
     """
 
     def __init__(self, invitation: Invitation, config: Config, *, timeout: float = 5.0, hurry: bool = False) -> None:
@@ -449,7 +448,7 @@ class ObserverSession:
             timeout = min(timeout, _RETRY_PAUSE)  # for QUIC, which is never refused: a seed may run without TCP
         self._timeout: Final = timeout
         # No node dials an observer, so it leaves the configured port to the members.
-        network = tuple(scheme for scheme in config.transports if scheme != "shm")
+        network = tuple(scheme for scheme in config.transports if not capabilities_of(scheme).shares_memory)
         self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
         try:
             self._connection, _ = JoinClient(self._node, invitation, timeout=timeout).watch()
@@ -457,7 +456,7 @@ class ObserverSession:
             self._node.close()
             raise
 
-    def look(self) -> StatusPage:
+    def read_board(self) -> StatusPage:
         """Raises SeedUnreachable."""
         return gather_pages(self._page)
 

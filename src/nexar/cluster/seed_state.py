@@ -3,8 +3,7 @@
 Each file is private and written atomically:
 
 seed         node, key, authority, secret, port. Written before the ticket is shown.
-membership   the newest committed one. Written before members are sent it; members that continued without the
-             seed know more.
+membership   the newest committed one. Written before members are sent it.
 vote         promises and acceptances. Written before they are sent, so that the seed never votes twice.
 
 Without `membership` the formation starts again, with the same ticket.
@@ -28,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from msgspec import Meta
 
 from nexar.cluster.decisions.paxos import Vote
-from nexar.cluster.membership import Membership, MembershipError
+from nexar.cluster.membership import Membership, MembershipError, decode_membership, encode_membership
 from nexar.errors import UsageError
 from nexar.security.authority import Authority, make_key
 from nexar.security.certificates import UNREADABLE, fingerprint
@@ -68,8 +67,6 @@ def make_identity(secret: bytes | None = None) -> SeedIdentity:
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    """The form on disk."""
-
     format: int
     node: Annotated[int, Meta(ge=1)]
     key: bytes
@@ -79,8 +76,8 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 class SeedState:
-    """Used by one seed at a time. Methods raise UsageError, with file and remedy, for a file that is unreadable,
-    unwritable, readable by others, or invalid.
+    """Used by one seed at a time. Changes are durable when a method returns. Methods raise UsageError, with file and
+    remedy, for a file that is unreadable, unwritable, readable by others, or invalid.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -96,7 +93,6 @@ class SeedState:
         return None if content is None else self._parse(content)
 
     def keep_identity(self, identity: SeedIdentity) -> None:
-        """Durable when it returns."""
         key = identity.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         exported = identity.authority.export()
         stored = _Stored(_FORMAT, identity.node, key, exported, identity.secret, identity.port)
@@ -107,7 +103,7 @@ class SeedState:
         if content is None:
             return None
         try:
-            membership = Membership.decode(content)
+            membership = decode_membership(content)
         except MembershipError:
             raise self._damaged(_MEMBERSHIP) from None
         if membership.cluster != cluster:
@@ -118,11 +114,9 @@ class SeedState:
         return membership
 
     def keep_membership(self, membership: Membership) -> None:
-        """Durable when it returns."""
-        self._write(_MEMBERSHIP, membership.encode())
+        self._write(_MEMBERSHIP, encode_membership(membership))
 
     def discard_membership(self) -> None:
-        """Durable when it returns."""
         try:
             self._path(_MEMBERSHIP).unlink(missing_ok=True)
         except OSError as error:
@@ -137,7 +131,6 @@ class SeedState:
             raise self._damaged(_VOTE) from None
 
     def keep_vote(self, vote: Vote) -> None:
-        """Durable when it returns."""
         self._write(_VOTE, vote.encode())
 
     def _parse(self, content: bytes) -> SeedIdentity:

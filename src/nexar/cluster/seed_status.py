@@ -88,7 +88,8 @@ def describe_seed_event(event: SeedEvent) -> str:
 _ENDS: Final[frozenset[SeedEventKind]] = frozenset({"gone", "left", "refused", "dropped"})
 LONGEST_WAIT: Final = 0.5
 """Longest sleep in seconds. A signal may be delivered to another thread (as after SIGSTOP and SIGCONT); the main
-thread, which alone runs handlers, does not wake then."""
+thread, which alone runs handlers, does not wake then.
+"""
 
 
 class FormationStatus:
@@ -128,7 +129,6 @@ class FormationStatus:
             self._notify()
 
     def failed(self, error: NexarError) -> None:
-        """The first error stays."""
         with self._changed:
             self._failure = self._failure or error
             self._notify()
@@ -198,7 +198,7 @@ class FormationStatus:
             return self._settled()
 
     def wait_empty(self, timeout: float | None) -> bool:
-        """Wait until all members are gone or none will come. False at the timeout."""
+        """False at the timeout. Also ends if none will come."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._is_empty():
@@ -207,7 +207,7 @@ class FormationStatus:
             return True
 
     def wait_launchers(self, timeout: float) -> bool:
-        """Wait until no launcher is connected, or the formation failed. False at the timeout."""
+        """False at the timeout. Also ends if the formation failed."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while self._launchers and self._failure is None:
@@ -255,7 +255,7 @@ class StatusBoardService:
 
     def update_report(self, node: NodeId, report: StatusReport) -> None:
         with self._lock:
-            self._status_board.news(node, report, self._clock.now())
+            self._status_board.report_received(node, report, self._clock.now())
 
     def moved(self, membership: Membership, willing: frozenset[NodeId] = frozenset()) -> None:
         """`willing`: members that left on request."""

@@ -1,10 +1,8 @@
-"""Opens the transports of one process: UDP and TCP at one port, and shared memory.
-
-Only binding shows whether a port is free, so ports are tried, and failures name the setting.
-"""
+"""Opens the transports of one process: UDP and TCP at one port, and shared memory."""
 
 from __future__ import annotations
 
+import difflib
 import errno
 import logging
 import socket
@@ -15,12 +13,19 @@ from typing import Any, Final, TypeVar, cast
 
 from nexar.config import Config
 from nexar.errors import ConfigError, NexarError, UsageError
-from nexar.native import native_installed
 from nexar.security.certificates import Credentials, Trust
 from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, Sleeper, Transport
-from nexar.transport.quic import available
-from nexar.transport.registry import blame, is_ours, load
+from nexar.transport.quic import missing_support
+from nexar.transport.registry import (
+    capabilities_of,
+    is_builtin,
+    is_installed,
+    load,
+    node_port_schemes,
+    package_error,
+    schemes,
+)
 from nexar.transport.sleeper import PollSleeper
 
 Opened = TypeVar("Opened")
@@ -32,8 +37,6 @@ _FREE: Final = "a port that is free for UDP and TCP"
 
 @dataclass(frozen=True, slots=True)
 class _PortRequest:
-    """A listen address and its setting."""
-
     host: str
     ports: tuple[int, ...]
     variable: str
@@ -49,8 +52,8 @@ def bind_ports(config: Config, open_at: Callable[[str], Opened], *, listen: str 
     """Return `open_at(address)` for the first address that works: `listen` (host:port), or the settings `port`,
     `port_range`, else any port; on `bind`, else all interfaces.
 
-    `open_at` opens UDP and TCP at one number, or closes all and raises OSError; port 0 leaves the choice to the system.
-    Raises ConfigError or UsageError with the remedy.
+    `open_at` opens UDP and TCP at one port, or closes all and raises OSError. Raises ConfigError or UsageError with the
+    remedy.
     """
     request = _port_request(config) if listen is None else _explicit(listen)
     refused = OSError(errno.EADDRINUSE, "Address already in use")
@@ -115,16 +118,21 @@ def _remedy(error: OSError, request: _PortRequest) -> str:
 
 _log = logging.getLogger(__name__)
 
-NETWORK: Final = ("quic", "tls")  # schemes that reach other hosts and the seed
 _NO_OVERRIDES: Final[Mapping[str, Any]] = MappingProxyType({})
 _KEEP_ALIVE_INTERVAL: Final = 5.0
 _IDLE_TIMEOUT: Final = 30.0
 _MAX_IDLE_TIMEOUT: Final = 1e6
+_OPENED_OWN: Final = frozenset({"shm", "quic", "tls"})  # nexar's own schemes that `_Opening` opens
+_REMEDIES: Final = {
+    "memory": "memory connects nodes of one process, in tests only: leave it out",
+    "tcp": "tcp is used only for large payloads: leave it out, and set NEXAR_ENCRYPT_BULK_TRANSPORT=0",
+}
+"""For nexar's own schemes that no node opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """Listening transports; they accept while they are driven. Close them."""
+    """Listening transports, which accept while they are driven. Close them."""
 
     by_scheme: Mapping[str, Transport]  # in order of preference
     sleeper: Sleeper
@@ -136,25 +144,42 @@ class Transports:
 
 
 def usable_schemes(config: Config) -> tuple[str, ...]:
-    """The available configured schemes, preferred first. Raises ConfigError if none reaches other hosts."""
-    found = tuple(scheme for scheme in config.transports if scheme != "quic" or native_installed())
-    if not set(found) & set(NETWORK):
-        hint = (
-            "" if "quic" not in config.transports else "the package nexar-native is not installed, so quic is missing"
-        )
+    """The available configured schemes, preferred first. Raises ConfigError if one is unknown or cannot be opened by a
+    node, or none reaches other hosts.
+    """
+    for problem in filter(None, map(_why_not_opened, config.transports)):
         raise ConfigError(
             variable="NEXAR_TRANSPORTS",
             value=",".join(config.transports),
-            allowed="a list with quic or tls in it, to reach the seed and other hosts",
+            allowed="shm, quic, tls and registered transports",
+            hint=problem,
+        )
+    found = tuple(filter(is_installed, config.transports))
+    if not any(capabilities_of(scheme).node_port for scheme in found):
+        missing = ", ".join(scheme for scheme in config.transports if scheme not in found)
+        hint = f"the package nexar-native is not installed, so {missing} is missing" if missing else ""
+        raise ConfigError(
+            variable="NEXAR_TRANSPORTS",
+            value=",".join(config.transports),
+            allowed=f"a list with {' or '.join(node_port_schemes())} in it, to reach the seed and other hosts",
             hint=hint,
         )
     return found
 
 
-def quic_settings_for(config: Config) -> dict[str, float]:
-    """QuicSettings from the settings.
+def _why_not_opened(scheme: str) -> str | None:
+    if scheme in _OPENED_OWN:
+        return None
+    if is_builtin(scheme):
+        return _REMEDIES.get(scheme, f"a node cannot open {scheme}: leave it out")
+    known = [each for each in schemes() if each in _OPENED_OWN or not is_builtin(each)]
+    near = difflib.get_close_matches(scheme, known, n=1)
+    unknown = f"unknown transport {scheme!r}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+    return None if scheme in known else unknown
 
-    QUIC's own packets distinguish a stuck peer from a dead one: so several are sent within `heartbeat_timeout`, and
+
+def quic_settings_for(config: Config) -> dict[str, float]:
+    """QUIC's own packets distinguish a stuck peer from a dead one: so several are sent within `heartbeat_timeout`, and
     connections outlive it.
     """
     return {
@@ -189,7 +214,7 @@ def open_transports(
 
 
 class _Opening:
-    """One attempt at one address: all or nothing."""
+    """All or nothing. nexar's own transports are made with arguments of their own."""
 
     def __init__(
         self,
@@ -221,8 +246,8 @@ class _Opening:
                 self._opened["shm"] = load("shm")(sleeper, self._credentials.node)
                 self._listen_on_shared_memory()
             for scheme in schemes:
-                if not is_ours(scheme):
-                    self._open_external(scheme, sleeper, address)
+                if not is_builtin(scheme):
+                    self._open_third_party(scheme, sleeper, address)
         except BaseException:
             _close(self._opened, sleeper)
             raise
@@ -230,7 +255,7 @@ class _Opening:
         return Transports(ordered, sleeper, address)
 
     def _open_quic(self, address: str) -> str:
-        problem = available()
+        problem = missing_support()
         if problem is not None:
             raise UsageError(f"QUIC cannot be used: {problem}; or leave it out with NEXAR_TRANSPORTS=shm,tls")
         from nexar.transport.quic.transport import QuicSettings  # noqa: PLC0415 - needs the native package
@@ -257,14 +282,15 @@ class _Opening:
         self._opened["tls"] = tls
         return tls.listen(address, self._acceptor)
 
-    def _open_external(self, scheme: str, sleeper: Sleeper, address: str) -> None:
-        # On our host but its own port: ours is taken, and it may use none. So even an OSError is not about our port.
-        external = load(scheme)(sleeper, self._credentials, self._trust)
-        self._opened[scheme] = external
+    def _open_third_party(self, scheme: str, sleeper: Sleeper, address: str) -> None:
+        # On the node's host, but not at the node's port: that is taken, and the transport may use no port. So even an
+        # OSError is not about the node's port.
+        third_party = load(scheme)(sleeper, self._credentials, self._trust)
+        self._opened[scheme] = third_party
         try:
-            external.listen(format_address(parse_address(address)[0], 0), self._acceptor)
+            third_party.listen(format_address(parse_address(address)[0], 0), self._acceptor)
         except Exception as error:
-            raise blame(scheme, error) from error
+            raise package_error(scheme, error) from error
 
     def _listen_on_shared_memory(self) -> None:
         # The host may lack memory or a suitable CPU.

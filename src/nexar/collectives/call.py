@@ -14,7 +14,7 @@ from nexar.types import AwaitedPeer, Rank
 
 
 def call_name(operation: int, sequence: int) -> str:
-    """Returns for example `all_reduce #12`."""
+    """For example `all_reduce #12`."""
     return f"{operation_name(operation)} #{sequence}"
 
 
@@ -49,12 +49,12 @@ class Call(Operation):
         return call_name(self.fingerprint.operation, self.sequence)
 
     def moved(self) -> None:
-        """Count a finished step. Only the thread that runs the call may call this."""
+        """Count a finished step. Only the thread that runs the call."""
         self.step += 1
         self.moved_at = monotonic()
 
     def waiting_for(self) -> set[Rank]:
-        """Returns the known ranks that a long call waits for. Any thread may call this."""
+        """The known ranks that a long call waits for. Any thread."""
         awaited = (each.awaited().rank for each in self.awaits if not each.done)
         return {rank for rank in awaited if rank is not None}
 
@@ -62,7 +62,7 @@ class Call(Operation):
         return AwaitedPeer(missing=self.name)
 
     def cancel(self) -> None:
-        """The call has no buffers; its caller ends it."""
+        """It has no buffers; its caller ends it."""
 
 
 PostInRegion: TypeAlias = Callable[[int, PublishedCall, bool], Operation]
@@ -70,7 +70,7 @@ PostInRegion: TypeAlias = Callable[[int, PublishedCall, bool], Operation]
 
 
 class RegionCall:
-    """A call and its region steps. Every step must be posted or aborted in order, because other ranks wait for it."""
+    """A call and its region steps. Each must be posted or aborted, in order: other ranks wait for it."""
 
     __slots__ = ("_last", "_taken", "entry", "fingerprint", "order_number", "region_steps", "spin")
 
@@ -95,7 +95,7 @@ class RegionCall:
         return self._last
 
     def abort(self) -> None:
-        """Abort the remaining steps. On return nothing accesses the arrays."""
+        """Abort the remaining steps. Nothing accesses the arrays afterwards."""
         self._last.cancel()
         while self._taken < len(self.region_steps):
             self._post(ABORTED, spin=False)

@@ -1,9 +1,9 @@
 """The call log: numbers the collective calls of one communicator, keeps open and recent ones, and ends them.
 
-Ranks match calls by sequence number only, so every rank must make the same calls in the same order, across its threads.
-A rank that detects a mismatch or aborts a call notifies the others over open links; each forwards the notice once.
-After a mismatch this call and all later ones raise everywhere; an abort affects one call. A skipped call that is
-followed by an identical one cannot be detected.
+Ranks match calls by sequence number only, so every rank must make the same calls in the same order, across its
+threads. A rank that detects a mismatch or aborts a call notifies the others over open links; each forwards the notice
+once. A mismatch ends all calls from there on, everywhere; an abort ends one call. A skipped call followed by an
+identical one cannot be detected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from nexar.collectives.call_notices import (
     AbortedCalls,
     AbortReason,
     ClosingNotice,
-    GroupView,
     NoticeSender,
     error_of,
     mismatch_of,
@@ -33,8 +32,10 @@ from nexar.collectives.fingerprint import Fingerprint, operation_name
 from nexar.collectives.statistics import KEPT, CallTotals, RecentCalls, Straggler, StragglerEstimate
 from nexar.collectives.timeouts import ProgressInquiry
 from nexar.errors import Cancelled, CollectiveMismatch, NexarError
+from nexar.group import Group
+from nexar.links.link import Link
 from nexar.links.mismatch_detector import CallFacts
-from nexar.links.router import Notice, NoticeTarget
+from nexar.links.router import Notice
 from nexar.types import NodeId, Rank
 from nexar.wire.control import CallAborted, CallMismatch, ProgressQuery, ProgressReply
 
@@ -53,15 +54,15 @@ class CallLog:
 
     def __init__(
         self,
-        group: GroupView,
+        group: Group,
         *,
         kept: int = KEPT,
-        beside: Callable[[int, int], tuple[str, float] | None] = lambda *_: None,
+        other_activity: Callable[[int, int], tuple[str, float] | None] = lambda *_: None,
     ) -> None:
-        """`beside(communicator, generation)` returns what this node does elsewhere and since when, or None. It takes no
-        lock.
+        """`other_activity(communicator, generation)`: what this node does elsewhere and since when, or None. It
+        takes no lock.
         """
-        self._beside = beside
+        self._other_activity = other_activity
         self._group = group
         self._notice_sender = NoticeSender(group)
         self.progress_inquiry: Final = ProgressInquiry(group, self._notice_sender)
@@ -95,10 +96,7 @@ class CallLog:
     # -- calls ---------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: Fingerprint) -> Call:
-        """Begin a call. The caller must end it; at once if it already has an error.
-
-        Raises CollectiveMismatch after a mismatch.
-        """
+        """The caller must end the call; at once if it already has an error. CollectiveMismatch after a mismatch."""
         with self._lock:
             if self._mismatched_calls is None:
                 sequence = self._next
@@ -111,8 +109,8 @@ class CallLog:
         raise error
 
     def take(self) -> int | None:
-        """Take the number of a call that should succeed at once: then `note` it, else `adopt` it. Returns None if there
-        is an error or a notice about this call; use `begin` then.
+        """Take the number of a call that should succeed at once; then `note` or `adopt` it. None: there is an error or
+        a notice about it; use `begin`.
         """
         with self._lock:
             sequence = self._next
@@ -137,7 +135,6 @@ class CallLog:
             self._totals.count(operation, size_bytes, ended - began, 0.0, "")
 
     def adopt(self, sequence: int, fingerprint: Fingerprint, began: float) -> Call:
-        """Turn a taken call into a regular one, which the caller must end."""
         with self._lock:
             entry = Call(self._lock, sequence, fingerprint)
             entry.began = began
@@ -160,7 +157,7 @@ class CallLog:
     def end(
         self, entry: Call, error: BaseException | None = None, arrivals: Mapping[Rank, float] | None = None
     ) -> BaseException | None:
-        """End a call that has no posted operations left. Returns the error to raise, or None.
+        """End a call without posted operations. Returns the error to raise, or None.
 
         Another rank's error takes precedence; otherwise the others are notified of `error`. A completed call that
         mismatched raises CollectiveMismatch, because its result is wrong. `arrivals`: more precise than those of the
@@ -181,8 +178,8 @@ class CallLog:
         return None
 
     def interrupt(self, error: NexarError) -> None:
-        """End every open and later call with `error`, because the membership changes. The others are not notified. Call
-        it without the lock.
+        """End every open and later call with `error`, because the membership changes. Notifies no rank. Not under the
+        lock.
         """
         with self._lock:
             self._interrupted_by = self._interrupted_by or error
@@ -221,7 +218,7 @@ class CallLog:
             self.on_failure(error)
 
     def report_mismatch(self, sequence: int, ours: Fingerprint, rank: Rank, theirs: Fingerprint) -> None:
-        """Record a mismatch that was found without a frame. Call it without the lock."""
+        """Record a mismatch found without a frame. Not under the lock."""
         with self._lock:
             if self._mismatched_calls is None:
                 self._revoke(sequence, {rank: theirs, self._rank: ours}, None)
@@ -241,8 +238,8 @@ class CallLog:
 
     # -- notices from other ranks: the driver, without the lock ----------------------------------------------------
 
-    def receive(self, sender: NoticeTarget, notice: Notice) -> None:
-        """Handle a control message. Invalid ones and those of non-members are dropped."""
+    def receive(self, sender: Link, notice: Notice) -> None:
+        """Drops invalid messages and those of non-members."""
         rank = self._group.membership.rank_of(sender.peer)
         if rank is None:
             return
@@ -279,7 +276,7 @@ class CallLog:
             # The user's code computes or hangs; the dump shows where.
             self._failed(timeout_caused_here(notice, self._rank))
 
-    def _on_query(self, sender: NoticeTarget, notice: ProgressQuery) -> None:
+    def _on_query(self, sender: Link, notice: ProgressQuery) -> None:
         if self._closing_notice is not None:
             return self._notice_sender.send(sender, self._closing_notice.answer(notice))
         entry = self._open.get(notice.sequence)
@@ -292,7 +289,7 @@ class CallLog:
         return self._notice_sender.send(sender, report) if notice.number else None
 
     def _was_taken(self, sequence: int) -> bool:
-        """Returns whether a used number has no call: the mismatch detector would keep it as a future call forever."""
+        """A used number without a call: the mismatch detector would keep it as a future call forever."""
         return sequence < self._next and self._mismatch_detector.call_of(sequence) is None
 
     def _report(self, notice: ProgressQuery) -> ProgressReply:
@@ -305,7 +302,9 @@ class CallLog:
         state: Any = "absent" if notice.sequence >= self._next else come
         other = next(iter(self._open.values()), None)
         idle = self._idle_since if finished is None else max(self._idle_since, finished[2])
-        doing, began = (other.name, other.began) if other is not None else self._beside(*self._about) or ("", idle)
+        doing, began = (
+            (other.name, other.began) if other is not None else self._other_activity(*self._about) or ("", idle)
+        )
         return ProgressReply(*self._about, notice.number, self._rank, state, 0, 0.0, doing, last, now - began)
 
     # -- ending a call on all ranks: with the lock -------------------------------------------
@@ -332,7 +331,7 @@ class CallLog:
         return mismatch_of(self._mismatch_sequence, self._mismatched_calls, self._rank)
 
     def _abort_notice(self, entry: Call, error: BaseException) -> CallAborted | None:
-        """Returns the abort notice, or None if one exists. It names the first rank that aborted."""
+        """None if one exists. Names the first rank that aborted."""
         if entry.sequence in self._aborted:
             return None
         abort_reason = AbortReason(error, self._group.membership.rank_of)
@@ -347,7 +346,7 @@ class CallLog:
     # -- facts ---------------------------------------------------------------------------------------------
 
     def in_flight(self) -> list[Call]:
-        """Returns the open calls in order. Takes no lock."""
+        """Open calls in order. Takes no lock."""
         return sorted(self._open.copy().values(), key=lambda entry: entry.sequence)
 
     @property
@@ -369,12 +368,11 @@ class CallLog:
         return None if finished is None else (call_name(*finished[:2]), finished[2])
 
     def totals(self) -> tuple[int, int, int, float]:
-        """Returns calls, bytes, errors and seconds waiting."""
+        """Calls, bytes, errors, seconds waiting."""
         with self._lock:
             return self._totals.totals()
 
     def stats(self) -> dict[str, Any]:
-        """Returns totals, by operation too, with waiting times and arrivals by rank."""
         with self._lock:
             arrivals = self._straggler_estimate.arrivals(self._group.rank_of)
             return {
@@ -386,14 +384,11 @@ class CallLog:
             }
 
     def stragglers(self) -> list[Straggler]:
-        """Returns the ranks that delay others, worst first."""
         with self._lock:
             return self._straggler_estimate.stragglers(self._group.rank_of)
 
     def leave(self) -> None:
-        """Record that the user closes the communicator. Ranks that wait for a call are notified, now or when they
-        ask.
-        """
+        """The user closes the communicator. Ranks that wait for a call are notified, now or when they ask."""
         if self.closed:
             return
         with self._lock:

@@ -1,15 +1,15 @@
 """Notices between ranks about calls that end without a result, and their errors.
 
-Closing a communicator is local. A rank that waits for a call that this rank will never make is notified at close, or by
-the reply to its query.
+Closing a communicator is local. Ranks that wait for a call which this rank will never make are notified at close, or
+in reply to a query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from nexar.cluster.membership import Member, Membership
 from nexar.collectives.call import Call
@@ -23,12 +23,12 @@ from nexar.errors import (
     OperationTimeout,
     PeerLost,
     Revoked,
-    told,
+    error_text,
 )
-from nexar.links.matching import Matching
+from nexar.group import Group
+from nexar.links.link import Link
 from nexar.links.mismatch_detector import CallFacts, differ, same_but_for_algorithm
-from nexar.links.operation import Operation
-from nexar.links.router import Notice, NoticeTarget, Router
+from nexar.links.router import Notice
 from nexar.types import AwaitedPeer, NodeId, Rank
 from nexar.wire.control import Blamed, CallAborted, ProgressQuery, ProgressReply
 
@@ -45,7 +45,7 @@ class AbortedCalls(dict[int, CallAborted]):
         self._last: CallAborted | None = None
 
     def add(self, notice: CallAborted) -> bool:
-        """Returns False if it is not new."""
+        """False: not new."""
         if notice.closed:
             if self._last is not None and self._last.sequence <= notice.sequence:
                 return False
@@ -82,7 +82,6 @@ class ClosingNotice(NamedTuple):
         return CallAborted(self.communicator, self.generation, self.sequence, self.rank, _REASON, closed=True)
 
     def answer(self, question: ProgressQuery) -> CallAborted | ProgressReply:
-        """Reply to a query: the call succeeded here, or will never begin."""
         about = self.communicator, self.generation, question.number, self.rank
         if question.sequence < 0:
             return ProgressReply(*about, "absent", doing=_ACTIVITY)
@@ -97,7 +96,7 @@ class AbortReason:
 
     def __init__(self, error: BaseException, rank_of: Callable[[NodeId], Rank | None]) -> None:
         """`rank_of`: on this communicator; link errors refer to the newest membership."""
-        self.reason = (told(error) or type(error).__name__)[:_MAX_REASON_LENGTH]
+        self.reason = (error_text(error) or type(error).__name__)[:_MAX_REASON_LENGTH]
         self.timeout = 0.0
         self.culprits: tuple[Blamed, ...] = ()
         if isinstance(error, OperationTimeout):
@@ -120,7 +119,7 @@ class AbortReason:
 
 
 def error_of(notice: CallAborted, entry: Call, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> NexarError:
-    """Returns the aborting rank's error if it means the same here."""
+    """The aborting rank's error if it means the same here."""
     if notice.closed:
         reason = f"rank {notice.rank} has closed it and takes no part in {entry.name}"
         return Revoked(communicator=str(notice.communicator), reason=reason, rank=notice.rank, closed=True)
@@ -140,7 +139,7 @@ def error_of(notice: CallAborted, entry: Call, known: Callable[[Rank], AwaitedPe
 
 
 def timeout_caused_here(notice: CallAborted, rank: Rank) -> CollectiveTimeout:
-    """Returns a timeout for the dump of this rank, which others missed. It is not raised."""
+    """A timeout for the dump of this rank, which others missed; not raised."""
     awaited = [AwaitedPeer(rank=rank, missing=each.missing) for each in notice.culprits if each.rank == rank]
     operation = awaited[0].missing.partition(" #")[0] if awaited else ""
     return CollectiveTimeout(
@@ -152,7 +151,7 @@ def timeout_caused_here(notice: CallAborted, rank: Rank) -> CollectiveTimeout:
 
 
 def with_call_name(error: BaseException, entry: Call) -> BaseException:
-    """Returns the error with the call's name: an abort seen in shared memory names only a part."""
+    """An abort seen in shared memory names only a part of the call."""
     if isinstance(error, Cancelled) and error.rank is not None and error.operation != entry.name:
         return Cancelled(operation=entry.name, reason=error.reason, rank=error.rank)
     return error
@@ -174,10 +173,10 @@ def _awaited(culprit: Blamed, known: Callable[[Rank], AwaitedPeer], rank: Rank) 
 def mismatch_of(sequence: int, calls: Mapping[Rank, CallFacts], rank: Rank) -> CollectiveMismatch:
     """Returns the error as `rank` sees it."""
     ours = calls.get(rank)
-    way = same_but_for_algorithm(calls.values())  # shown only if the calls differ in nothing else
+    with_algorithm = same_but_for_algorithm(calls.values())  # shown only if the calls differ in nothing else
 
     def describe(call: CallFacts) -> str:
-        return Fingerprint(*call).describe(way=way)
+        return Fingerprint(*call).describe(with_algorithm=with_algorithm)
 
     others = {other: call for other, call in calls.items() if ours is None or differ(call, ours)} or dict(calls)
     first = next(iter(others.values()))
@@ -190,44 +189,16 @@ def mismatch_of(sequence: int, calls: Mapping[Rank, CallFacts], rank: Rank) -> C
     )
 
 
-class GroupView(Protocol):
-    """What the call log uses of a group."""
-
-    @property
-    def rank(self) -> Rank: ...
-
-    @property
-    def communicator(self) -> int: ...
-
-    @property
-    def membership(self) -> Membership: ...
-
-    @property
-    def matching(self) -> Matching: ...
-
-    @property
-    def router(self) -> Router: ...
-
-    def carried_bytes(self) -> float: ...
-
-    def speakers(self) -> Mapping[Rank, NoticeTarget]:
-        """Returns links that are open or need no connection."""
-
-    def rank_of(self, node: NodeId) -> Rank: ...
-
-    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None: ...
-
-
 class NoticeSender:
-    """Sends notices over open links. Any thread may use it, without the node's lock (except `known`)."""
+    """Sends notices over open links. Any thread, without the node's lock (except `known`)."""
 
-    def __init__(self, group: GroupView) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
 
-    def links(self) -> dict[Rank, NoticeTarget]:
+    def links(self) -> dict[Rank, Link]:
         return {rank: link for rank, link in self._group.speakers().items() if rank != self._group.rank}
 
-    def send(self, link: NoticeTarget, notice: Notice) -> None:
+    def send(self, link: Link, notice: Notice) -> None:
         try:
             link.send_control(notice)
         except NexarError:
@@ -247,7 +218,7 @@ class NoticeSender:
 
 
 def peers_of(membership: Membership) -> dict[NodeId, AwaitedPeer]:
-    """Returns the members as peers to wait for."""
+    """The members as peers to wait for."""
     return {
         member.node: AwaitedPeer(rank=rank, node=member.node, host=member.host, address=_address_of(member))
         for rank, member in enumerate(membership.members)
@@ -255,5 +226,4 @@ def peers_of(membership: Membership) -> dict[NodeId, AwaitedPeer]:
 
 
 def _address_of(member: Member) -> str | None:
-    """Returns its preferred address."""
     return next((address for ways in member.addresses.values() for address in ways), None)

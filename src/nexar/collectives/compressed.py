@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,13 +28,13 @@ from nexar.arrays.dtypes import code_of
 from nexar.arrays.operand import Allocations
 from nexar.arrays.operators import ReduceCode, Reduction
 from nexar.arrays.views import split
-from nexar.collectives import data_movement, reductions
 from nexar.collectives.call import RegionCall
 from nexar.collectives.context import CallOptions, CollectiveContext
 from nexar.collectives.executor import Run
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, code_of_algorithm
+from nexar.collectives.fingerprint import Fingerprint, code_of_algorithm
+from nexar.collectives.operations import COLLECTIVES, OperationCode
+from nexar.collectives.prepared_call import CallArrays, PreparedCall
 from nexar.collectives.requests import PendingCollective
-from nexar.collectives.shared_region import SharedRegion
 from nexar.errors import PeerMisbehaved, UsageError
 from nexar.types import whole
 
@@ -60,13 +61,13 @@ class CompressedResult(NamedTuple):
 
 
 def all_reduce_compressed(context: CollectiveContext, arguments: CompressedArguments) -> PendingCollective:
-    """Raises UsageError, on all ranks or none, if it needs more than `compressed_allreduce_max_bytes`."""
+    """UsageError, on all ranks or none, if it needs more than `compressed_allreduce_max_bytes`."""
     _check_memory(context, arguments)
     return _by_reducing(context, arguments) if arguments.compressor.linear else _by_gathering(context, arguments)
 
 
 def memory_bytes(arguments: CompressedArguments, ranks: int) -> int:
-    """Returns the additional memory of a call. Raises UsageError for an invalid piece size."""
+    """Additional memory of a call. UsageError for an invalid piece size."""
     count, dtype = len(arguments.array), arguments.array.dtype
     work = work_dtype(dtype)
     piece = _piece_bytes(arguments)
@@ -95,7 +96,8 @@ def _by_reducing(context: CollectiveContext, arguments: CompressedArguments) -> 
     memory = Allocations()
     values = memory.empty(_piece_bytes(arguments) // dtype.itemsize, dtype)
     name = context.choose(OperationCode.ALL_REDUCE, len(values), dtype, _IN_RANK_ORDER, reduction)
-    reducing = reductions.PreparedAllReduce(context, name, values, reduction)
+    arrays = CallArrays(values, values, reduction)
+    reducing = PreparedCall(context, COLLECTIVES[OperationCode.ALL_REDUCE], name, arrays)
     call = context.begin(_fingerprint(arguments, name, values.nbytes), reducing.region_steps)
     run = _reduce(call, reducing, arguments, values, _terms(context, call, arguments))
     return context.work(call, run).failing(memory.error)
@@ -103,7 +105,7 @@ def _by_reducing(context: CollectiveContext, arguments: CompressedArguments) -> 
 
 def _reduce(
     call: RegionCall,
-    reducing: reductions.PreparedAllReduce,
+    reducing: PreparedCall,
     arguments: CompressedArguments,
     values: NDArray[Any],
     terms: Terms,
@@ -122,22 +124,24 @@ def _by_gathering(context: CollectiveContext, arguments: CompressedArguments) ->
     memory = Allocations()
     pieces = memory.empty(size * length, np.dtype(np.uint8))
     name = context.choose(OperationCode.ALL_GATHER, length, pieces.dtype)
-    spans = split(len(pieces), size)
-    mine = spans[context.group.rank]
-    region_steps = context.in_memory(name, SharedRegion.all_gather, pieces[mine.start : mine.stop], pieces, spans)
-    call = context.begin(_fingerprint(arguments, name, length), region_steps)
-    return context.work(call, _gather(context, call, name, arguments, pieces)).failing(memory.error)
+    rows = [pieces[span.start : span.stop] for span in split(len(pieces), size)]
+    arrays = CallArrays(rows[context.group.rank], pieces)
+    gathering = PreparedCall(context, COLLECTIVES[OperationCode.ALL_GATHER], name, arrays)
+    call = context.begin(_fingerprint(arguments, name, length), gathering.region_steps)
+    return context.work(call, _gather(context, call, gathering, arguments, rows)).failing(memory.error)
 
 
 def _gather(
-    context: CollectiveContext, call: RegionCall, name: str, arguments: CompressedArguments, pieces: Piece
+    context: CollectiveContext,
+    call: RegionCall,
+    gathering: PreparedCall,
+    arguments: CompressedArguments,
+    rows: Sequence[Piece],
 ) -> Run:
     rank, size = context.group.rank, context.group.size
-    spans = split(len(pieces), size)
-    rows = [pieces[span.start : span.stop] for span in spans]
     terms = _terms(context, call, arguments)
     residual = _compress(arguments, terms, rows[rank])
-    yield from data_movement.run_all_gather(context, call, name, rows[rank], pieces, mine=spans[rank])
+    yield from gathering.run(call)
     total = np.zeros(terms.count, terms.work)
     for source, row in enumerate(rows):
         _add(arguments.compressor, row, total, terms, None if source == rank else source)
@@ -147,7 +151,6 @@ def _gather(
 
 
 def _add(compressor: Compressor, piece: Piece, total: NDArray[Any], terms: Terms, source: int | None) -> None:
-    """`source`: None for this rank."""
     try:
         with np.errstate(all="ignore"):
             compressor.add(piece, total, terms)
@@ -175,13 +178,12 @@ def _terms(context: CollectiveContext, call: RegionCall, arguments: CompressedAr
 
 
 def seed_of(communicator: int, generation: int, sequence: int) -> int:
-    """Returns a seed that is equal on all ranks and unique per call."""
+    """Equal on all ranks and unique per call."""
     digest = hashlib.blake2b(_CALL.pack(communicator, generation, sequence), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def _piece_bytes(arguments: CompressedArguments) -> int:
-    """Raises UsageError if invalid."""
     dtype = arguments.array.dtype
     stated = arguments.compressor.size_bytes(len(arguments.array), dtype)
     size = whole(stated)
@@ -194,7 +196,6 @@ def _piece_bytes(arguments: CompressedArguments) -> int:
 
 
 def _compress(arguments: CompressedArguments, terms: Terms, into: Piece) -> NDArray[Any] | None:
-    """Fill this rank's piece. Returns the next residual, if any."""
     compressor = arguments.compressor
     wanted = add_residual(arguments.array, arguments.residual, terms)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""The state that all collectives of one communicator share."""
+"""State that the collectives of one communicator share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar.arrays.dtypes import code_of
 from nexar.arrays.operators import Reduction
 from nexar.arrays.reduce import rounds
 from nexar.arrays.views import Span
 from nexar.collectives.call import Call, PostInRegion, RegionCall
 from nexar.collectives.call_log import CallLog
 from nexar.collectives.executor import Kernels, Run, RunContext, ScratchMemory, execute
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, code_of_algorithm
+from nexar.collectives.fingerprint import Fingerprint, code_of_algorithm, rooted
 from nexar.collectives.flight_recorder import FlightRecorder
+from nexar.collectives.operations import COLLECTIVES, Facts, OperationCode, buffers, steps
 from nexar.collectives.requests import CallRunner, PendingCollective
 from nexar.collectives.schedule import Program, compile_steps
-from nexar.collectives.schedules.registry import Shape, buffers, steps
-from nexar.collectives.selection import SHARED_MEMORY, Facts, choose_algorithm
+from nexar.collectives.schedules.algorithm import Shape
+from nexar.collectives.selection import SHARED_MEMORY, choose_algorithm
 from nexar.collectives.shared_region import SharedRegion
 from nexar.config import Config
 from nexar.errors import NexarError
@@ -41,8 +43,7 @@ class CallOptions(NamedTuple):
     algorithm: str | None = None
     deterministic: bool = False
 
-    def way(self, name: str) -> int:
-        """Returns the `way` field of the fingerprint."""
+    def algorithm_code(self, name: str) -> int:
         return code_of_algorithm(name, forced=self.algorithm is not None, deterministic=self.deterministic)
 
 
@@ -74,10 +75,12 @@ class CollectiveContext:
         # the topology of a sub-communicator is unknown
         self._topology: Final[str] = config.topology if world else FULL_MESH
         self._selected: dict[tuple[Any, ...], str] = {}  # selected algorithms by call; dict methods are atomic
+        # algorithms and fingerprints by call; dict methods are atomic
+        self._identified: dict[tuple[Any, ...], tuple[str, Fingerprint]] = {}
         self._order = threading.Lock()  # sequence numbers and order numbers are taken in the same order
 
     def interrupt(self, error: NexarError) -> None:
-        """Make all pending and later calls raise `error`, because the membership changes. Idempotent."""
+        """All pending and later calls raise `error`, because the membership changes. Idempotent."""
         self.call_log.interrupt(error)
         if self.region is not None:
             self.region.fail(error)
@@ -108,6 +111,34 @@ class CollectiveContext:
             self._selected[key] = name
         return name
 
+    def identify(
+        self,
+        code: OperationCode,
+        count: int,
+        dtype: np.dtype[Any],
+        options: CallOptions,
+        *,
+        root: int | None = None,
+        digest: int = 0,
+        reduction: Reduction | None = None,
+    ) -> tuple[str, Fingerprint]:
+        """Algorithm and fingerprint of a call on one array per rank. `digest`: takes the place of the
+        root.
+        """
+        reduce_code, commutative = (0, True) if reduction is None else (reduction.code, reduction.commutative)
+        key = code, count, dtype, options, root, digest, reduce_code, commutative
+        found = self._identified.get(key)
+        if found is None:
+            name = self.choose(COLLECTIVES[code].kind, count, dtype, options, reduction)
+            root_field = digest if root is None else rooted(root)
+            fingerprint = Fingerprint(
+                code, code_of(dtype), count, root_field, reduce_code, options.algorithm_code(name)
+            )
+            if len(self._identified) >= _MAX_CACHED:
+                self._identified.clear()
+            found = self._identified[key] = name, fingerprint
+        return found
+
     def choose_schedule(
         self,
         operation: OperationCode,
@@ -116,7 +147,7 @@ class CollectiveContext:
         size: int | None = None,
         reduction: Reduction | None = None,
     ) -> str:
-        """Returns the algorithm for a part of a call without shared memory, among `size` ranks (default: all)."""
+        """For a part of a call without shared memory, among `size` ranks (default: all)."""
         hosts = (1,) * (self.group.size if size is None else size)
         facts = self._facts(operation, count, count * dtype.itemsize, hosts)
         narrow = reduction is not None and rounds(reduction, dtype)
@@ -140,8 +171,8 @@ class CollectiveContext:
     # -- calls -------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: Fingerprint, region_steps: Sequence[PostInRegion] = ()) -> RegionCall:
-        """Take the next sequence number and reserve region steps, even if another rank already aborted this call.
-        Raises the error that ended the communicator.
+        """Take the next sequence number and reserve region steps, even if another rank aborted this call. Raises the
+        error that ended the communicator.
         """
         region = self.region
         with self._order:
@@ -152,7 +183,7 @@ class CollectiveContext:
         return RegionCall(entry, fingerprint, order_number, region_steps)
 
     def _announce(self, region: SharedRegion, entry: Call) -> None:
-        """If the region was just closed, the call ends at once with that error."""
+        """If the region was just closed, the call ends with that error."""
         try:
             region.announce(entry.sequence, entry.fingerprint)
         except NexarError as error:
@@ -161,7 +192,6 @@ class CollectiveContext:
                     entry.finish(error)
 
     def in_memory(self, name: str, post: Callable[..., Operation], *arguments: Any) -> Sequence[PostInRegion]:
-        """Returns the region step if the algorithm is shared memory."""
         region = self.region
         if region is None or name != SHARED_MEMORY:
             return ()
@@ -170,7 +200,7 @@ class CollectiveContext:
         )
 
     def take_order_number(self) -> tuple[int, int] | None:
-        """Returns sequence and order number for a call that should end at once, or None: see CallLog.take."""
+        """Sequence and order number for a call that should end at once; None as for CallLog.take."""
         region = self.region
         assert region is not None
         with self._order:
@@ -187,7 +217,6 @@ class CollectiveContext:
         return self.call_log.end(call.entry, error)
 
     def _arrivals(self, call: RegionCall) -> dict[int, float] | None:
-        """Arrivals on this host; others are known from frames."""
         if self.region is None:
             return None
         came = self.region.arrivals(call.entry.sequence)
@@ -198,7 +227,7 @@ class CollectiveContext:
         return RunContext(self.group, self.scratch, call.entry.sequence, call.fingerprint, deadline, call.entry.moved)
 
     def program(self, name: str, operation: OperationCode, count: int, dtype: np.dtype[Any]) -> Program | None:
-        """Returns None if the schedule needs extra buffers."""
+        """None if the schedule needs extra buffers."""
         shape = Shape(self.group.rank, self.group.size, count, 0, self._segment(dtype), topology=self._topology)
         program, needed = program_of(name, operation, shape)
         return None if needed else program
@@ -240,8 +269,8 @@ class CollectiveContext:
 
 
 def program_of(name: str, operation: OperationCode, shape: Shape) -> tuple[Program, tuple[int, ...]]:
-    """Returns the program and the sizes of its buffers 1 …. Long programs are not cached: compiling them is cheap
-    compared with running.
+    """The program and the sizes of its buffers 1 …. Long programs, cheap to compile compared with running, are not
+    cached.
     """
     key = name, operation, shape
     found = _programs.get(key)

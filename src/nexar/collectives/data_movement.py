@@ -1,4 +1,4 @@
-"""Collectives without reduction: barrier, broadcast, gather, scatter and all-to-all.
+"""Collectives that are not calls on flat arrays of known sizes: barrier, scatter, and arrays of any shape.
 
 Only the root of a scatter knows sizes and dtype. In a small world it sends them with the blocks, else on a tree first.
 """
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of, dtype_of
-from nexar.arrays.views import Span, split
 from nexar.collectives.call import RegionCall
 from nexar.collectives.context import PLAIN, CallOptions, CollectiveContext
 from nexar.collectives.executor import Run, exchange
-from nexar.collectives.fingerprint import ROOTS_CHOICE, Fingerprint, OperationCode, rooted
+from nexar.collectives.fingerprint import ROOTS_CHOICE, Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.requests import PendingCollective
 from nexar.collectives.selection import SHARED_MEMORY
 from nexar.collectives.shared_region import SharedRegion
@@ -30,7 +30,10 @@ _BARRIER = OperationCode.BARRIER
 def barrier(context: CollectiveContext, options: CallOptions = PLAIN) -> PendingCollective:
     """No rank returns before all have called."""
     name = context.choose(_BARRIER, 0, None, options)
-    call = context.begin(Fingerprint(_BARRIER, way=options.way(name)), context.in_memory(name, SharedRegion.barrier))
+    call = context.begin(
+        Fingerprint(_BARRIER, algorithm_code=options.algorithm_code(name)),
+        context.in_memory(name, SharedRegion.barrier),
+    )
     return context.work(call, _run_barrier(context, call, name))
 
 
@@ -39,53 +42,6 @@ def _run_barrier(context: CollectiveContext, call: RegionCall, name: str) -> Run
         yield (call.post_next(),)
     else:
         yield from context.execute(call, name, _BARRIER, np.empty(1, np.uint8))
-
-
-_BROADCAST = OperationCode.BROADCAST
-
-
-def broadcast(context: CollectiveContext, array: NDArray[Any], root: int, options: CallOptions) -> PendingCollective:
-    """Copy the root's flat array to all ranks, in place."""
-    name = context.choose(_BROADCAST, len(array), array.dtype, options)
-    fingerprint = Fingerprint(_BROADCAST, code_of(array.dtype), len(array), rooted(root), way=options.way(name))
-    call = context.begin(fingerprint, context.in_memory(name, SharedRegion.broadcast, array, root))
-    return context.work(call, _run_broadcast(context, call, name, array, root))
-
-
-def _run_broadcast(context: CollectiveContext, call: RegionCall, name: str, array: NDArray[Any], root: int) -> Run:
-    if name == SHARED_MEMORY:
-        yield (call.post_next(),)
-    else:
-        yield from context.execute(call, name, _BROADCAST, array, root=root)
-
-
-_ALL_GATHER = OperationCode.ALL_GATHER
-
-
-def all_gather(
-    context: CollectiveContext,
-    array: NDArray[Any],
-    out: NDArray[Any],
-    options: CallOptions,
-    code: OperationCode = _ALL_GATHER,
-) -> PendingCollective:
-    """Gather flat arrays into `out`, in rank order."""
-    name = context.choose(_ALL_GATHER, len(array), array.dtype, options)
-    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), way=options.way(name))
-    spans = split(len(out), context.group.size)
-    call = context.begin(fingerprint, context.in_memory(name, SharedRegion.all_gather, array, out, spans))
-    return context.work(call, run_all_gather(context, call, name, array, out, mine=spans[context.group.rank]))
-
-
-def run_all_gather(
-    context: CollectiveContext, call: RegionCall, name: str, array: NDArray[Any], out: NDArray[Any], *, mine: Span
-) -> Run:
-    """Run a begun call. `array` may be the span `mine` of `out`."""
-    if name == SHARED_MEMORY:
-        yield (call.post_next(),)
-        return
-    np.copyto(out[mine.start : mine.stop], array)
-    yield from context.execute(call, name, _ALL_GATHER, out, count=len(array))
 
 
 def all_gather_v(
@@ -102,32 +58,6 @@ def _run_all_gather_v(context: CollectiveContext, call: RegionCall, array: NDArr
     others = [(rank + distance) % size for distance in range(1, size)]  # a different first peer on each rank
     found = yield from exchange(context.run_context(call), dict.fromkeys(others, array), others)
     return [array.copy() if each == rank else found[each] for each in range(size)]
-
-
-_GATHER = OperationCode.GATHER
-
-
-def gather(
-    context: CollectiveContext, array: NDArray[Any], out: NDArray[Any] | None, root: int, options: CallOptions
-) -> PendingCollective:
-    """Gather flat arrays into the root's `out`."""
-    name = context.choose(_GATHER, len(array), array.dtype, options)
-    call = context.begin(Fingerprint(_GATHER, code_of(array.dtype), len(array), rooted(root), way=options.way(name)))
-    return context.work(call, _run_gather(context, call, name, array, out))
-
-
-def _run_gather(
-    context: CollectiveContext, call: RegionCall, name: str, array: NDArray[Any], out: NDArray[Any] | None
-) -> Run:
-    size, root = context.group.size, call.fingerprint.root - 1
-    memory = context.scratch.take(size * array.nbytes) if out is None else None
-    work = out if memory is None else memory[: size * array.nbytes].view(array.dtype)
-    assert work is not None
-    mine = split(len(work), size)[context.group.rank]
-    np.copyto(work[mine.start : mine.stop], array)
-    yield from context.execute(call, name, _GATHER, work, root=root, count=len(array))
-    if memory is not None:
-        context.scratch.give_back(memory)
 
 
 def gather_v(
@@ -165,8 +95,8 @@ def scatter(
     equal = code is _SCATTER and (options.algorithm is not None or context.group.size >= SMALL_WORLD)
     if equal:
         context.choose(_SCATTER, 0, None, options)  # raises UsageError for an unknown algorithm, on all ranks alike
-    way = ROOTS_CHOICE if options.algorithm is None else options.way(options.algorithm)
-    call = context.begin(Fingerprint(code, 0, 0, rooted(root), way=way))
+    algorithm_code = ROOTS_CHOICE if options.algorithm is None else options.algorithm_code(options.algorithm)
+    call = context.begin(Fingerprint(code, 0, 0, rooted(root), algorithm_code=algorithm_code))
     run = _run_scatter_schedule(context, call, blocks, options) if equal else _run_scatter(context, call, blocks, root)
     return context.work(call, run)
 
@@ -209,19 +139,6 @@ def _read_scatter_header(header: NDArray[np.int64], root: int) -> tuple[np.dtype
     if dtype is None or not 0 <= dimensions <= MAX_DIMENSIONS or any(extent < 0 for extent in shape):
         raise PeerMisbehaved(rank=root, what=f"it scatters blocks of dtype {code} with {dimensions} dimensions")
     return dtype, shape
-
-
-_ALL_TO_ALL = OperationCode.ALL_TO_ALL
-
-
-def all_to_all(
-    context: CollectiveContext, array: NDArray[Any], out: NDArray[Any], options: CallOptions
-) -> PendingCollective:
-    """Exchange equal blocks of flat arrays in separate memory."""
-    name = context.choose(_ALL_TO_ALL, len(array), array.dtype, options)
-    call = context.begin(Fingerprint(_ALL_TO_ALL, code_of(array.dtype), len(array), way=options.way(name)))
-    count = len(array) // context.group.size
-    return context.work(call, context.execute(call, name, _ALL_TO_ALL, array, more=(out,), count=count))
 
 
 def all_to_all_v(context: CollectiveContext, arrays: Sequence[NDArray[Any]]) -> PendingCollective:

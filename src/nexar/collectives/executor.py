@@ -1,8 +1,8 @@
 """Runs schedules on a group.
 
 A run is a generator: it posts operations and yields those that must be done before it continues. Closing it, or
-throwing an error into it, detaches every buffer. Receives are posted up to `AHEAD` steps early, and a send stays in
-flight until its source must be written, so transfers overlap with arithmetic.
+throwing into it, detaches every buffer. Receives are posted up to `AHEAD` steps early, and a send stays in flight
+until its source must be written, so transfers overlap with arithmetic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEPT_BYTES: Final = 64 << 20
 
 
 class ScratchMemory:
-    """Reusable buffers of one communicator, because fresh pages cost more than copying. Thread-safe."""
+    """Reusable buffers of one communicator: fresh pages cost more than copying. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all fields below
@@ -42,7 +42,7 @@ class ScratchMemory:
         self._max_kept_bytes = _KEPT_BYTES  # limit of the bytes kept
 
     def take(self, size_bytes: int) -> NDArray[Any]:
-        """Returns uninitialised memory, aligned for every dtype."""
+        """Uninitialised memory, aligned for every dtype."""
         size = max(_MIN_BYTES, 1 << (size_bytes - 1).bit_length()) if size_bytes else _MIN_BYTES
         with self._lock:
             free = self._free.get(size)
@@ -58,9 +58,7 @@ class ScratchMemory:
                 self._free.setdefault(memory.nbytes, []).append(memory)
 
     def close(self) -> None:
-        """Keep no buffers from now on, because a closed communicator may wait long for garbage collection.
-        Idempotent.
-        """
+        """Keep no buffers, as garbage collection may come late. Idempotent."""
         with self._lock:
             self._max_kept_bytes = self._kept_bytes = 0
             self._free.clear()
@@ -78,7 +76,7 @@ class Kernels(NamedTuple):
 
     @classmethod
     def of(cls, reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Self:
-        """An average is divided by `size` in each combination and fold."""
+        """Each combination and fold divides an average by `size`."""
         if reduction.function is not None:
             return cls(combiner(reduction, dtype), folder(reduction, dtype))
         key = reduction.code, dtype, size
@@ -116,14 +114,14 @@ def execute(
     ranks: Sequence[int] | None = None,
     phase: int = 0,
 ) -> Run:
-    """Run a schedule on flat arrays of one dtype. `ranks` maps its peers to ranks of the group."""
+    """Run a schedule on flat arrays of one dtype. `ranks`: of the group, by peer."""
     return _Execution(run_context, buffers, arithmetic, ranks, phase * PHASE).run(program)
 
 
 class _PostedReceive(NamedTuple):
     operation: PostedReceive
-    landing: NDArray[Any] | None  # destination as elements, if not its part
-    scratch: NDArray[Any] | None  # memory of `landing`
+    staging: NDArray[Any] | None  # destination as elements, if not its part
+    scratch: NDArray[Any] | None  # memory of `staging`
 
 
 class _Execution:
@@ -182,19 +180,19 @@ class _Execution:
 
     def _post(self, each: PostedAt) -> None:
         receive = each.receive
-        landing = scratch = None
+        staging = scratch = None
         size_bytes = (receive.part.stop - receive.part.start) * self._item
         if each.direct:
             into = self._bytes(receive.part)
         else:
             scratch = self._run_context.scratch.take(size_bytes)
             into = scratch.data[:size_bytes]
-            landing = scratch[:size_bytes].view(self._dtype)
+            staging = scratch[:size_bytes].view(self._dtype)
         tag = collective_tag(self._run_context.sequence, self._base + receive.tag)
         operation = self._group.post_receive(
             self._rank(receive.peer), into, space=_COLLECTIVE, tag=tag, dtype=self._run_context.fingerprint.dtype
         )
-        self._active_receives[id(each)] = _PostedReceive(operation, landing, scratch)
+        self._active_receives[id(each)] = _PostedReceive(operation, staging, scratch)
 
     def _complete(self, due: tuple[PostedAt, ...]) -> Run:
         arrivals = [self._active_receives[id(each)] for each in due]
@@ -202,9 +200,9 @@ class _Execution:
         if awaited:
             yield awaited
         for each, arrived in zip(due, arrivals, strict=True):
-            if arrived.landing is not None:
+            if arrived.staging is not None:
                 yield from self._wait_for_sends(each.receive.part)
-                self._apply(each.receive.how, each.receive.part, arrived.landing)
+                self._apply(each.receive.how, each.receive.part, arrived.staging)
             del self._active_receives[id(each)]
             if arrived.scratch is not None:
                 self._run_context.scratch.give_back(arrived.scratch)
@@ -223,7 +221,6 @@ class _Execution:
             self._active_sends.append((send.part, sent))
 
     def _wait_for_sends(self, part: Range) -> Run:
-        """Wait until no send reads this part."""
         reading = self._sends_from(part)
         if reading:
             yield reading
@@ -279,9 +276,7 @@ class _Execution:
 def exchange(
     run_context: RunContext, outgoing: Mapping[int, NDArray[Any]], sources: Sequence[int], *, phase: int = 0
 ) -> Generator[Sequence[Operation], None, dict[int, NDArray[Any]]]:
-    """Send arrays of unknown size, each to one rank; returns those of `sources`. Raises PeerMisbehaved for an invalid
-    message.
-    """
+    """Send arrays of unknown size, each to one rank; returns those of `sources`. PeerMisbehaved."""
     group, tag = run_context.group, phase * PHASE
     operation, dtype, count, root, reduce_op, way = run_context.fingerprint
     posted: dict[int, PostedReceive] = {}

@@ -1,7 +1,7 @@
 """The fast path of all_reduce: in place, with default options.
 
-It prepares a call once per operation, dtype and count. In shared memory, log entry and announcement are made only if
-the call does not end at once.
+It prepares a call once per operation, dtype and count. In shared memory, a call that ends at once is neither logged
+nor announced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from nexar.arrays.operators import Reduction, check, reduction_of
 from nexar.collectives.call import RegionCall
 from nexar.collectives.context import CollectiveContext
 from nexar.collectives.executor import Run, execute
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, code_of_algorithm
+from nexar.collectives.fingerprint import Fingerprint, code_of_algorithm
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.reductions import ReducePlan, Rounding, rounding_of
 from nexar.collectives.schedule import Program
 from nexar.collectives.selection import SHARED_MEMORY, TWO_LEVEL
@@ -45,7 +46,7 @@ class FastAllReduce:
         self._plans: dict[tuple[str, np.dtype[Any], int], _FastPlan] = {}  # dict methods are atomic
 
     def all_reduce(self, array: NDArray[Any], op: str) -> bool:
-        """Returns False if the fast path does not apply and nothing was done."""
+        """False: it does not apply, and nothing was done."""
         if not array.flags.carray:
             return False
         plan = self._plans.get((op, array.dtype, array.size)) or self._plan(array, op)
@@ -75,7 +76,7 @@ class FastAllReduce:
         return plan
 
     def _program(self, name: str, array: NDArray[Any], reduction: Reduction) -> tuple[Program | None, ReducePlan]:
-        """The program is None if there is none or it needs extra memory."""
+        """The program is None if it needs extra memory."""
         context, dtype, size = self._context, array.dtype, self._context.group.size
         if name in (SHARED_MEMORY, TWO_LEVEL):
             return None, ReducePlan.of(Rounding.NATURAL, reduction, dtype, size)

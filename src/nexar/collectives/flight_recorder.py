@@ -1,7 +1,7 @@
 """The flight recorder: dumps what a node was doing when a call fails or a user asks.
 
-A dump is a JSON file per node with all its communicators. Durations are seconds before the dump, so they are comparable
-between hosts. Collecting takes no lock, because a dump is needed most while a lock is stuck.
+A dump is a JSON file per node with all its communicators. Durations are seconds before the dump, so hosts are
+comparable. Collecting takes no lock, because a lock may be stuck.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from itertools import count
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from nexar.collectives.call import Call
 from nexar.collectives.call_log import CallLog
-from nexar.collectives.call_notices import GroupView
 from nexar.collectives.fingerprint import Fingerprint, operation_name
 from nexar.collectives.statistics import Record
 from nexar.errors import CollectiveMismatch, CollectiveTimeout, Expelled, MembershipChanged, NoQuorum, PeerLost
+from nexar.group import Group
 from nexar.links.mismatch_detector import CallFacts
 from nexar.security.storage import write_private_file
 from nexar.types import NodeId, format_node
@@ -54,7 +54,7 @@ class ThreadStack(msgspec.Struct, frozen=True):
 
 
 def thread_stacks() -> tuple[ThreadStack, ...]:
-    """Returns all stacks, the main thread first. Takes no lock."""
+    """All stacks, the main thread first. Takes no lock."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     found = [
@@ -143,18 +143,8 @@ class Dump(msgspec.Struct, frozen=True):
     threads: tuple[ThreadStack, ...]
 
 
-class DumpSource(Protocol):
-    """An open communicator to dump."""
-
-    @property
-    def group(self) -> GroupView: ...
-
-    @property
-    def call_log(self) -> CallLog: ...
-
-
-def make_dump(sources: Sequence[DumpSource], reason: str) -> Dump:
-    """Returns the dump of a node with these communicators, at least one."""
+def make_dump(sources: Sequence[FlightRecorder], reason: str) -> Dump:
+    """The dump of a node with these communicators, at least one."""
     now, wall = time.monotonic(), time.time()
     communicators = sorted(
         (_communicator(source, now) for source in sources), key=lambda each: (each.communicator, each.generation)
@@ -179,12 +169,12 @@ def make_dump(sources: Sequence[DumpSource], reason: str) -> Dump:
 
 
 def encode_dump(dump: Dump) -> bytes:
-    """Returns the file content, one line per call and stack frame."""
+    """File content, one line per call and stack frame."""
     return f"{_readable(msgspec.to_builtins(dump))}\n".encode()
 
 
 def decode_dump(data: bytes) -> Dump:
-    """Returns the dump. Raises ValueError if it is not one of this format."""
+    """ValueError if it is not a dump of this format."""
     try:
         dump = msgspec.json.decode(data, type=Dump)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -194,7 +184,7 @@ def decode_dump(data: bytes) -> Dump:
     return dump
 
 
-def _communicator(source: DumpSource, now: float) -> DumpedCommunicator:
+def _communicator(source: FlightRecorder, now: float) -> DumpedCommunicator:
     group, call_log = source.group, source.call_log
     return DumpedCommunicator(
         communicator=group.communicator,
@@ -238,7 +228,7 @@ def _recorded(
     return RecordedCall(
         sequence=sequence,
         operation=operation_name(fingerprint.operation),
-        what=fingerprint.describe(way=True),
+        what=fingerprint.describe(with_algorithm=True),
         fingerprint=fingerprint,
         began_ago=_microseconds(began_ago),
         ended_ago=ended_ago,
@@ -248,7 +238,7 @@ def _recorded(
     )
 
 
-def _peers(group: GroupView, now: float) -> list[DumpedPeer]:
+def _peers(group: Group, now: float) -> list[DumpedPeer]:
     known, heard = group.matching.peers, group.matching.mismatch_detector.heard
     others = [(rank, member) for rank, member in enumerate(group.membership.members) if rank != group.rank]
     return [
@@ -264,7 +254,6 @@ def _peers(group: GroupView, now: float) -> list[DumpedPeer]:
 
 
 def _readable(value: Any, margin: str = "") -> str:
-    """Readable JSON: short values take one line."""
     flat = msgspec.json.encode(value).decode()
     if len(flat) <= _LINE or not isinstance(value, (dict, list, tuple)):
         return flat
@@ -293,7 +282,7 @@ _MIN_INTERVAL: Final = 1.0
 class FlightRecorder:
     """The flight recorder of one communicator. Thread-safe."""
 
-    def __init__(self, group: GroupView, call_log: CallLog, directory: str | None) -> None:
+    def __init__(self, group: Group, call_log: CallLog, directory: str | None) -> None:
         """`directory` None: write dumps only on request."""
         self.group: Final = group
         self.call_log: Final = call_log
@@ -325,7 +314,7 @@ class FlightRecorder:
 
 
 def dump_all(reason: str) -> int:
-    """Dump every node of this process. Returns their number. Never raises; may run in a signal handler."""
+    """Dump every node of this process; returns their number. Never raises, also in a signal handler."""
     nodes = {recorder.node: recorder.directory for recorder in _open_recorders()}
     for node, directory in nodes.items():
         _write(node, directory or DEFAULT_DIRECTORY, reason)
@@ -354,7 +343,7 @@ def _is_rate_limited(node: NodeId, kind: type[BaseException]) -> bool:
 
 
 def _write(node: NodeId, directory: str, reason: str) -> Path | None:
-    """Returns None if it failed and was logged."""
+    """None: it failed and was logged."""
     sources = [recorder for recorder in _open_recorders() if recorder.node == node]
     if not sources:
         return None  # closed meanwhile

@@ -29,7 +29,7 @@ HALF_WRITTEN: Final = "the output array may be partly overwritten; fill it again
 
 
 class PendingCollective:
-    """A call with a sequence number, to be run now. `end` is called exactly once. An error of `alarm` ends it."""
+    """A call with a sequence number, to be run now. Calls `end` exactly once. An error of `abort_signal` ends it."""
 
     __slots__ = ("_name", "call", "end", "run", "taken", "writes")
 
@@ -40,9 +40,7 @@ class PendingCollective:
         end: Callable[[BaseException | None], BaseException | None],
         name: str | None = None,
     ) -> None:
-        """`end(error)` returns the error to raise. `name`: None for a message, which is named after what it waits
-        for.
-        """
+        """`end(error)` returns the error to raise. `name`: None for a message, named after what it waits for."""
         self._name = name
         self.run = run
         self.call = call
@@ -57,7 +55,7 @@ class PendingCollective:
         return self._name if self.call is None else self.call.entry.name
 
     @property
-    def alarm(self) -> Call | None:
+    def abort_signal(self) -> Call | None:
         return None if self.call is None else self.call.entry
 
     def map_result(self, result: Callable[[Any], Any], *, writes: bool = False) -> Self:
@@ -71,16 +69,14 @@ class PendingCollective:
         return self
 
     def failing(self, error: BaseException | None) -> Self:
-        """Make the call raise `error` when it is run. So an invalid call has its number, and the others learn why this
-        rank left it.
-        """
+        """Raise `error` when run: an invalid call has its number too, and the others learn why this rank left it."""
         if error is not None:
             self.run.close()
             self.run = _raise(error)
         return self
 
     def commit(self, write: Callable[[], None]) -> Self:
-        """Call `write` once success is certain, before the call is done. If `write` fails, only this rank raises."""
+        """Call `write` once success is certain, before the call is done. If it fails, only this rank raises."""
         end = self.end
 
         def ended(error: BaseException | None) -> BaseException | None:
@@ -116,9 +112,9 @@ def _raise(error: BaseException) -> Run:
 class BackgroundCall(Operation):
     """A call in progress. Its stages post operations and never block.
 
-    Law: a stage runs only under `_stage_lock` and only while the call is not done, so no stage runs after `cancel`,
-    which takes `_stage_lock` too. The next stage is scheduled exactly once: when all operations of the last one are
-    done, or the first of them or the alarm has failed.
+    Invariant: a stage runs only under `_stage_lock` and while the call is not done, so none runs after `cancel`, which
+    takes that lock too. The next stage is scheduled exactly once: when all operations of the last one are done, or the
+    first of them or the abort signal has failed.
     """
 
     __slots__ = ("_awaited", "_due", "_missing", "_moved", "_progress", "_result", "_stage", "_stage_lock", "_work")
@@ -134,9 +130,9 @@ class BackgroundCall(Operation):
         self._missing = 0  # how many of these are not done; guarded by the node's lock
         self._due = True  # a stage is scheduled or runs; guarded by the node's lock
         self._result: Any = None
-        if work.alarm is not None:
+        if work.abort_signal is not None:
             with self.lock:
-                work.alarm.when_done(self._schedule)
+                work.abort_signal.when_done(self._schedule)
         self._advance()
 
     @property
@@ -147,8 +143,8 @@ class BackgroundCall(Operation):
 
     @property
     def entry(self) -> Call | None:
-        """The call that it is or waits for, or None."""
-        entry = self._work.alarm
+        """The call that it is or waits for."""
+        entry = self._work.abort_signal
         return entry or next((each.entry for each in self._awaited if isinstance(each, BackgroundCall)), None)
 
     def last_moved(self) -> float:
@@ -164,7 +160,6 @@ class BackgroundCall(Operation):
         self.fail(Cancelled(operation=self.name))
 
     def undo(self) -> None:
-        """Cancel it and return its messages."""
         self.cancel()
         with self._stage_lock:
             taken = self._work.taken
@@ -178,16 +173,14 @@ class BackgroundCall(Operation):
 
     @property
     def takes(self) -> bool:
-        """It holds returnable messages."""
         return bool(self._work.taken) and self.error is None
 
     def settle(self) -> None:
-        """Release the receive memory."""
         self._work.taken = ()
         self._awaited = ()
 
     def retract(self) -> bool:
-        """Undo it if the message order is preserved. Returns False otherwise."""
+        """Undo it if the message order is preserved; else False."""
         with self._stage_lock:
             every = (*self._work.taken, *self._awaited)
             first = next((each for each in every if isinstance(each, Receive)), None)
@@ -197,9 +190,7 @@ class BackgroundCall(Operation):
         return True
 
     def drop(self) -> None:
-        """Undo it because its last reference is gone. Inside our code, where the thread may hold our locks, the driver
-        does it later.
-        """
+        """Undo it when its last reference is gone; later, by the driver, if this thread may hold our locks."""
         if is_inside(sys._getframe(1).f_back):
             self._progress.run_soon(self._undo_dropped)
         else:
@@ -231,7 +222,7 @@ class BackgroundCall(Operation):
                     self._end(copy(self._failure() or failed))
 
     def _run_stage(self) -> bool:
-        """Returns True if the next stage can run at once."""
+        """True: the next stage can run at once."""
         try:
             operations = next(self._work.run)
         except StopIteration as stop:
@@ -249,7 +240,7 @@ class BackgroundCall(Operation):
         return self._subscribe(operations, self._stage)
 
     def _subscribe(self, operations: Sequence[Operation], stage: int) -> bool:
-        """Under the lock, so that no end is missed. Returns True if the next stage can run at once."""
+        """Under the lock, so that no end is missed. True: the next stage can run at once."""
         with self.lock:
             self._missing = len(operations)
             for operation in operations:
@@ -272,20 +263,20 @@ class BackgroundCall(Operation):
             self._progress.run_soon(self._advance)
 
     def _failure(self) -> BaseException | None:
-        alarm = self._work.alarm
-        if alarm is not None and alarm.error is not None:
-            return alarm.error
+        abort_signal = self._work.abort_signal
+        if abort_signal is not None and abort_signal.error is not None:
+            return abort_signal.error
         return next((each.error for each in self._awaited if each.error is not None), None)
 
     def _awaits_notice(self, failed: BaseException) -> bool:
-        """Returns whether to wait for the abort notice of a rank whose abort is visible in shared memory. It arrives or
-        that rank is lost; either ends the alarm.
+        """Whether to wait for the abort notice of a rank that aborted in shared memory. It arrives or that rank is
+        lost; both end the abort signal.
         """
-        alarm = self._work.alarm
-        if alarm is None or not isinstance(failed, Cancelled) or failed.rank is None:
+        abort_signal = self._work.abort_signal
+        if abort_signal is None or not isinstance(failed, Cancelled) or failed.rank is None:
             return False
         with self.lock:
-            self._due = alarm.error is not None
+            self._due = abort_signal.error is not None
             return not self._due
 
     def _end(self, error: BaseException | None) -> None:
@@ -309,14 +300,14 @@ class CallRunner:
         self._region = region
 
     def run_blocking(self, work: PendingCollective, timeout: float) -> Any:
-        """Raises CollectiveTimeout when no rank has made progress for `timeout` seconds."""
+        """CollectiveTimeout when no rank has made progress for `timeout` seconds."""
         if work.call is not None:
             work.call.spin = True
         try:
             result = self._run(work, timeout)
         except BaseException as error:
-            if isinstance(error, Cancelled) and error.rank is not None and work.alarm is not None:
-                self._call_log.progress_inquiry.await_notice(work.alarm)  # it has the reason
+            if isinstance(error, Cancelled) and error.rank is not None and work.abort_signal is not None:
+                self._call_log.progress_inquiry.await_notice(work.abort_signal)  # it has the reason
             final = work.finish(error) or error
             if final is error:
                 raise
@@ -327,7 +318,7 @@ class CallRunner:
         return result
 
     def _run(self, work: PendingCollective, timeout: float) -> Any:
-        entry = work.alarm
+        entry = work.abort_signal
         if entry is not None and entry.error is not None:
             raise entry.error  # it ended before it began
         try:
@@ -344,13 +335,11 @@ class CallRunner:
         return BackgroundCall(self._group.progress, work)
 
     def wait(self, running: BackgroundCall, timeout: float) -> None:
-        """Raises OperationTimeout after `timeout` seconds; the call continues."""
+        """OperationTimeout after `timeout` seconds; the call continues."""
         self._wait((running,), None, deadline_after(timeout), timeout, final=True)
 
     def wait_until_done(self, running: BackgroundCall, timeout: float, *, waited: float = 0.0) -> None:
-        """Wait until it ends. Fails it when no rank has made progress for `timeout` seconds, of which `waited` have
-        passed.
-        """
+        """Fails it when no rank has made progress for `timeout` seconds, of which `waited` have passed."""
         try:
             self._wait((running,), None, deadline_after(max(timeout - waited, 0.0)), timeout)
         except Exception as error:  # noqa: BLE001 - the error becomes the operation's, unless it has one
@@ -388,7 +377,7 @@ class CallRunner:
                 return
 
     def declare(self, entry: Call | None) -> None:
-        """Send the fingerprint to other hosts and compare it with those of this host. Never blocks."""
+        """Send the fingerprint to other hosts and compare it with this host's. Never blocks."""
         if entry is None:
             return
         self._call_log.progress_inquiry.declare(entry)

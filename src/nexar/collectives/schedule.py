@@ -1,12 +1,12 @@
 """Schedules (pure lists of sends, receives and local work of one rank) and programs (with posting times).
 
-Buffer 0 is the array of the call, others are extra memory. Within a step, sends read memory as it was at its begin;
+Buffer 0 is the call's array, others are extra memory. Within a step, sends read memory as it was at its begin;
 receives take effect at its end, in order; local operations follow. Executors may overlap steps if the result is the
 same. A tag is used once per sender and receiver, so messages match in any order.
 
-Law: a copying receive may write its part any time after it is posted. So it may be posted early only after the last
-step that accesses that part, and goes to scratch memory if its own step sends from there. A reducing receive always
-goes to scratch memory.
+Invariant: a copying receive may write its part any time after it is posted. So it may be posted early only after the
+last step that accesses that part, and goes to scratch memory if its own step sends from there. A reducing receive
+always goes to scratch memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Range(NamedTuple):
 
 
 def overlap(one: Range, other: Range) -> bool:
-    """Returns whether two non-empty ranges share an element."""
+    """Whether two non-empty ranges share an element."""
     return one.buffer == other.buffer and one.start < other.stop and other.start < one.stop
 
 
@@ -77,9 +77,7 @@ class LocalCopy(NamedTuple):
 
 
 class LocalFold(NamedTuple):
-    """`into` := ((s0 ⊕ s1) ⊕ s2) …, in one operation, so that half types are rounded once, as in shared memory. `into`
-    overlaps no source.
-    """
+    """`into` := ((s0 ⊕ s1) ⊕ s2) …, at once, so that half types are rounded once. No source overlaps `into`."""
 
     into: Range
     sources: tuple[Range, ...]
@@ -103,7 +101,7 @@ class Cost(NamedTuple):
 
 
 def schedule_cost(schedule: Iterable[Step], itemsize: int = 1) -> Cost:
-    """Returns the cost; steps without messages are not counted."""
+    """Steps without messages are not counted."""
     moving = [step for step in schedule if step.sends or step.receives]
     sends = [send for step in moving for send in step.sends]
     received = sum(receive.part.count for step in moving for receive in step.receives)
@@ -123,9 +121,8 @@ def without_empty(schedule: Iterable[Step]) -> Iterator[Step]:
 
 
 def check_schedules(schedules: Sequence[Sequence[Step]], buffers: Sequence[Sequence[int]]) -> None:
-    """Raise InternalError unless the schedules of all ranks match and fit `buffers[rank]`.
-
-    Every send has a receive of the same length, no tag is reused, no rank sends to itself. Deadlocks are not checked.
+    """InternalError unless all ranks' schedules match and fit `buffers[rank]`: every send has a receive of the same
+    length, no tag is reused, no rank sends to itself. Deadlocks are not checked.
     """
     sent: Counter[tuple[int, int, int, int]] = Counter()
     received: Counter[tuple[int, int, int, int]] = Counter()

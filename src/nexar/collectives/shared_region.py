@@ -1,16 +1,16 @@
 """The shared region: collectives of the ranks of one host through shared memory.
 
 Rounds. A rank publishes round r when its part is in its slot and it has read all that it needs of round r - 1. It
-continues when all others have published r. So no rank is more than one round ahead, and one of two alternating slots is
-always free to write.
+continues when all others have published r. So no rank is more than one round ahead, and one of two alternating slots
+is always free to write.
 
-Order. Operations run one at a time in the order of their order numbers, which all ranks reserve in the order of calls.
+Order. Operations run one at a time by order number, which all ranks reserve in the order of calls.
 
-Aborts. An aborted operation is marked; then the round counter moves to its end. The others see both and abort too. They
-may still read this rank's slot, so the next operation first waits until all have reached that end.
+Aborts. An aborted operation is marked; then the round counter moves to its end. The others see both and abort too.
+They may still read this rank's slot, so the next operation first waits until all have reached that end.
 
-Region lock. Its holder advances the operation at the head: the driver, or a calling thread, which spins for a while and
-then leaves the rest to the queue. The lock is only tried, except to abort. It is taken before the node's lock.
+Region lock. Its holder advances the operation at the head: the driver, or a calling thread that spins for a while. It
+is only tried, except to abort, and taken before the node's lock.
 
 Waking. After publishing, a rank wakes those that have published the same round; others check before they sleep. Fences
 on both sides ensure that one of the two sees the other (see transport.shm.doorbell).
@@ -51,11 +51,14 @@ _INLINE_ROUNDS: Final = 3  # longer operations are driven, so that transports do
 
 
 class RegionPeers(Protocol):
-    """Names ranks and makes errors. Called with the region lock, so it must not call back."""
+    """Names ranks and makes errors. Called with the region lock: must not call back.
+
+    A protocol because communicator/, a higher layer, implements it.
+    """
 
     def awaited(self, index: int) -> AwaitedPeer: ...
 
-    def given_up(self, index: int, operation: str) -> BaseException: ...
+    def aborted(self, index: int, operation: str) -> BaseException: ...
 
     def differs(self, index: int, theirs: Fingerprint, mine: PublishedCall) -> BaseException: ...
 
@@ -87,13 +90,13 @@ class RegionQueue:
         self._posted: dict[int, RegionOperation] = {}
         self._ended: BaseException | None = None  # why nothing can be waited for; written once
         self._differs = False  # the others' rounds are meaningless after a mismatch; guarded by the region lock
-        self._unfork = progress.when_forked(self._let_go)
+        self._unfork = progress.when_forked(self._release)
         progress.add_poller(self)
 
     def start(
         self, label: str, order_number: int, announcement: PublishedCall | None, rounds: Rounds, spin: bool
     ) -> Operation:
-        """With `spin`, run the operation at once as far as possible without sleeping."""
+        """`spin`: run it at once as far as possible without sleeping."""
         if announcement is ABORTED:
             self.skip(order_number, rounds[0])
             return FINISHED
@@ -120,9 +123,7 @@ class RegionQueue:
     def _run(
         self, label: str, order_number: int, announcement: PublishedCall | None, rounds: Rounds
     ) -> Operation | None:
-        """Run the operation by spinning; leave the rest to the queue. Returns None if it is not its turn. Avoids an
-        object for small calls.
-        """
+        """By spinning; the queue continues the rest. None: not its turn. Avoids an object for small calls."""
         if not self._region_lock.acquire(False):
             return None
         try:
@@ -131,7 +132,7 @@ class RegionQueue:
             try:
                 if not self._run_rounds(order_number, announcement, rounds[1]):
                     return self._leave_to_queue(label, order_number, announcement, rounds)
-            except BaseException as error:  # noqa: BLE001 - as in _go_on
+            except BaseException as error:  # noqa: BLE001 - as in _step
                 operation = self._leave_to_queue(label, order_number, announcement, rounds)
                 self._fail(operation, error)
                 return operation
@@ -141,7 +142,6 @@ class RegionQueue:
             self._region_lock.release()
 
     def _run_rounds(self, order_number: int, announcement: PublishedCall | None, body: Iterator[None]) -> bool:
-        """Returns True if complete."""
         round_sync, longest = self._round_sync, self._progress.spin
         self._base = number = round_sync.round
         self.slots.parity = (number + 1) & 1
@@ -167,8 +167,8 @@ class RegionQueue:
     def _has_ended(self) -> bool:
         return self._ended is not None
 
-    def _go_on(self, operation: RegionOperation) -> bool:
-        """Returns True if the operation has ended."""
+    def _step(self, operation: RegionOperation) -> bool:
+        """True: the operation has ended."""
         try:
             if self._round_sync.step(operation):
                 self._leave(operation, None)
@@ -180,18 +180,18 @@ class RegionQueue:
 
     def _fail(self, operation: RegionOperation, error: BaseException) -> None:
         if isinstance(error, RankAborted):
-            self._join_giving_up(operation, error.index)
+            self._abort_too(operation, error.index)
         elif isinstance(error, FingerprintDiffers):
             theirs = self.records.taken(self.records.all[error.index], operation.order_number)
             self._disagree(operation, error.index, theirs)
         else:
-            self._give_up(operation, error)
+            self._abort(operation, error)
 
-    def _join_giving_up(self, operation: RegionOperation, index: int) -> None:
+    def _abort_too(self, operation: RegionOperation, index: int) -> None:
         """Abort as that rank did, or raise a mismatch if the announcements show one."""
         found = self._announced_difference(operation)
         if found is None:
-            self._give_up(operation, self._members.given_up(index, operation.name))
+            self._abort(operation, self._members.aborted(index, operation.name))
         else:
             self._disagree(operation, *found)
 
@@ -205,9 +205,9 @@ class RegionQueue:
         with operation.lock:
             operation.finish(error)
 
-    def _give_up(self, operation: RegionOperation, error: BaseException) -> None:
+    def _abort(self, operation: RegionOperation, error: BaseException) -> None:
         operation.close()
-        self._round_sync.give_up(operation)
+        self._round_sync.abort(operation)
         self._leave(operation, error)
 
     def _disagree(self, operation: RegionOperation, index: int, theirs: Fingerprint) -> None:
@@ -248,7 +248,7 @@ class RegionQueue:
         happened = False
         while (operation := self._posted.get(self._head)) is not None and not (self.closed or self._differs):
             if operation.done:  # cancelled before its turn
-                self._give_up(operation, Cancelled())
+                self._abort(operation, Cancelled())
             elif not self._advance_one(operation):
                 break
             happened = True
@@ -262,11 +262,11 @@ class RegionQueue:
             self._round_sync.begin(operation)
         while self._round_sync.reached(operation.wants):
             moved = True
-            if self._go_on(operation):
+            if self._step(operation):
                 return True
-        deserter = self._round_sync.deserter(operation.order_number)  # then waiting for the others is useless
-        if deserter is not None:
-            self._fail(operation, RankAborted(deserter))
+        aborted_rank = self._round_sync.aborted_rank(operation.order_number)  # then waiting for the others is useless
+        if aborted_rank is not None:
+            self._fail(operation, RankAborted(aborted_rank))
             return True
         return moved
 
@@ -296,7 +296,6 @@ class RegionQueue:
     # -- any thread ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise the reason if the region is closed."""
         if self.closed:
             self._progress.check()
             raise copy(self._ended) if self._ended is not None else UsageError(_CLOSED)
@@ -313,7 +312,7 @@ class RegionQueue:
             if operation.done:
                 return
             if operation.begun and not self.closed:
-                self._give_up(operation, Cancelled(operation=operation.name))
+                self._abort(operation, Cancelled(operation=operation.name))
             else:  # it keeps its order number until its turn
                 operation.close()
                 with operation.lock:
@@ -332,10 +331,10 @@ class RegionQueue:
         with self._region_lock:
             self._ended = self._ended or UsageError(_CLOSED)
             self._fail_all(self._ended)
-            self._let_go()
+            self._release()
         self._progress.wake()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Also called in a forked child."""
         self.closed = True
         self.plans.release()
@@ -359,7 +358,7 @@ class SharedRegion:
         members: RegionPeers,
         wake_calls: Sequence[Callable[[], None]],
     ) -> None:
-        """`wake_calls`: one per rank, wakes its sleeping process. The region closes the memory."""
+        """`wake_calls`: wake each rank's sleeping process. The region closes the memory."""
         self.rank = rank
         self.size = memory.geometry.size
         self._queue = RegionQueue(progress, memory, rank, members, wake_calls)
@@ -371,9 +370,7 @@ class SharedRegion:
     # -- order numbers and announcements -----------------------------------------------------------------
 
     def reserve(self, count: int = 1) -> int:
-        """Reserve consecutive order numbers and return the first. Each must be used or skipped. Callers serialise
-        this.
-        """
+        """Return the first of `count` consecutive order numbers, each to be used or skipped. Callers serialise this."""
         order_number = self._reserved
         self._reserved += count
         return order_number
@@ -383,16 +380,16 @@ class SharedRegion:
         self._queue.skip(order_number, rounds)
 
     def announce(self, sequence: int, fingerprint: Fingerprint) -> None:
-        """Record that this rank has reached a collective. Raises UsageError if closed."""
+        """This rank has reached a collective. UsageError if closed."""
         self._queue.check()
         self._records.announce(sequence, fingerprint)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
-        """Returns a rank whose announcement differs, and its fingerprint. Only eight collectives are kept."""
+        """A rank whose announcement differs, and its fingerprint. Only eight collectives are kept."""
         return None if self._queue.closed else self._records.disagreement(sequence)
 
     def arrivals(self, sequence: int) -> list[int | None]:
-        """Returns arrival times (monotonic_ns)."""
+        """Arrival times (monotonic_ns)."""
         return [None] * self.size if self._queue.closed else self._records.arrivals(sequence)
 
     # -- operations ------------------------------------------------------------------------------------

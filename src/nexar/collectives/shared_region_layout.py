@@ -8,9 +8,8 @@ A rank writes only its own record. Words are atomic and become visible in store 
     then        ring of announcements. Each entry has sequence number + 1 at both ends; the writer stores the front
                 first, the reader loads the back first, so a torn entry is detected
 
-The memfd has no name: other processes of the same user open it through /proc, and the creator closes it once all have
-it. It is sealed against truncation, and allocated at creation to avoid SIGBUS. A nonce detects a reused pid or
-descriptor.
+The memfd has no name: processes of the same user open it through /proc, and the creator closes it once all have it. It
+is sealed against truncation, and allocated at creation to avoid SIGBUS. A nonce detects a reused pid or descriptor.
 
 An all_reduce of few bytes takes one round: each rank folds all arrays. Otherwise it takes two: each rank folds its
 share and writes the result over what it read, which measured two to five times as fast as one-way cache lines.
@@ -76,7 +75,7 @@ class RegionRecords:
 
     # -- aborts -----------------------------------------------------------------------------------------
 
-    def give_up(self, order_number: int) -> None:
+    def mark_aborted(self, order_number: int) -> None:
         """Call it before the round counter moves to the operation's end."""
         words, mine = self.words, self.mine
         if words[mine + ABORTED_UP_TO] != order_number - 1:
@@ -119,7 +118,7 @@ class RegionRecords:
         _ENTRY.pack_into(self.bytes, at, number, now, count, operation, dtype, reduce_op, way, root, number)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
-        """Returns a rank whose announcement differs, and its fingerprint; or None."""
+        """A rank whose announcement differs, and its fingerprint; or None."""
         mine = self.announced(self.mine, sequence)
         for word in self.others:
             theirs = self.announced(word, sequence)
@@ -128,12 +127,12 @@ class RegionRecords:
         return None
 
     def arrivals(self, sequence: int) -> list[int | None]:
-        """Returns announcement times (monotonic_ns)."""
+        """Announcement times (monotonic_ns)."""
         announced = [self.announced(word, sequence) for word in self.all]
         return [None if each is None else each[1] for each in announced]
 
     def announced(self, word: int, sequence: int) -> tuple[Fingerprint, int] | None:
-        """Returns announcement and time (monotonic_ns), or None if missing or overwritten."""
+        """Announcement and time (monotonic_ns); None: missing or overwritten."""
         at = word + _LINES + sequence % _RING * _ENTRY_WORDS
         if self.words[at + _ENTRY.size // _WORD - 1] != sequence + 1:
             return None
@@ -193,15 +192,15 @@ class RegionMemory:
         assert self.mapping is not None
         return memoryview(self.mapping)[_PAGE : self.geometry.slots_at]
 
-    def close_door(self) -> None:
-        """Close the descriptor, so that no further process can open it. Idempotent."""
+    def close_descriptor(self) -> None:
+        """Close the descriptor: no further process can open it. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def close(self) -> None:
         """Arrays in the mapping keep it alive. Idempotent."""
-        self.close_door()
+        self.close_descriptor()
         mapping, self.mapping = self.mapping, None
         if mapping is None:
             return
@@ -403,7 +402,7 @@ class RegionPlans:
         self._plans: dict[tuple[int, int, int], tuple[Plan, Reduction]] = {}
 
     def of(self, array: Row, reduction: Reduction) -> Plan | None:
-        """Returns None if the array exceeds a slot."""
+        """None if the array exceeds a slot."""
         key = (len(array), array.dtype.num, id(reduction))
         found = self._plans.get(key)
         if found is not None:
@@ -422,7 +421,7 @@ class RegionPlans:
 
 
 def folding(size: int, dtype: Any, reduction: Reduction) -> Fold:
-    """Returns the fold of all ranks' inputs, including the division of an average."""
+    """Fold of all ranks' inputs, including the division of an average."""
     return _fold_two(dtype, reduction) if size == 2 else folder(reduction, dtype, size)
 
 

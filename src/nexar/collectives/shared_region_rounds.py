@@ -1,17 +1,16 @@
 """Collectives in a shared region, and their round synchronisation.
 
-An operation is a generator. Each `yield` means: this rank's part of the round is in its slot; continue when all parts
-are. After it, this rank may read all slots of that parity and write its slot of the other. Folds are in rank order, so
-results are bit-identical on all ranks.
+An operation is a generator. `yield` means: this rank's part of the round is in its slot; continue when all parts are.
+Then this rank may read all slots of that parity and write its slot of the other. Folds are in rank order, so results
+are bit-identical on all ranks.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,9 @@ from nexar.links.operation import Operation
 from nexar.links.process_hooks import interrupts
 from nexar.transport.shm.ring import fence
 from nexar.types import AwaitedPeer
+
+if TYPE_CHECKING:
+    from nexar.collectives.shared_region import RegionQueue
 
 Row = NDArray[Any]
 """Flat and contiguous."""
@@ -164,24 +166,13 @@ def _broadcast_pieces(slots: RegionSlots, array: Row, root: int, piece: int) -> 
 
 
 def _tiles(spans: Sequence[Span], piece: int) -> int:
-    """Returns the number of rounds; at least one, so that empty calls synchronise."""
+    """Number of rounds; at least one, so that empty calls synchronise."""
     return max(1, *(-(-(stop - start) // piece) for start, stop in spans))
 
 
 def _tile(span: Span, tile: int, piece: int) -> Span:
     start = min(span.start + tile * piece, span.stop)
     return Span(start, min(start + piece, span.stop))
-
-
-class RegionOwner(Protocol):
-    """The queue, as its operations see it."""
-
-    lock: threading.Lock
-    """The node's lock."""
-
-    def cancel(self, operation: RegionOperation) -> None: ...
-
-    def awaited(self, operation: RegionOperation) -> AwaitedPeer: ...
 
 
 class RegionOperation(Operation):
@@ -202,7 +193,7 @@ class RegionOperation(Operation):
 
     def __init__(
         self,
-        owner: RegionOwner,
+        owner: RegionQueue,
         label: str,
         order_number: int,
         announcement: PublishedCall | None,
@@ -236,10 +227,10 @@ class RegionOperation(Operation):
         self._owner.cancel(self)
 
 
-_CROWDED: Final = 100e-6  # seconds; a yield that took longer shows that others need this core
-_MOST_LOOKS: Final = 128  # before the first yield: some microseconds
-_FEWEST_LOOKS: Final = 4
-_LOOKS_AGAIN: Final = 8  # before each further yield
+_LONG_YIELD: Final = 100e-6  # seconds; a yield that took longer shows that others need this core
+_MAX_CHECKS: Final = 128  # before the first yield: some microseconds
+_MIN_CHECKS: Final = 4
+_CHECKS_BETWEEN_YIELDS: Final = 8  # before each further yield
 _FEW_YIELDS: Final = 2
 
 
@@ -270,10 +261,10 @@ class RoundSync:
         self._slots = slots
         self.round = 0  # published by this rank
         self.settled = True  # no rank can still read what this rank wrote before
-        self._patience = _MOST_LOOKS
+        self._checks_before_yield = _MAX_CHECKS
 
     def begin(self, operation: RegionOperation) -> None:
-        """The first step may run when all have reached the end of the previous operation."""
+        """The first step waits until all have reached the end of the previous operation."""
         operation.begun = True
         operation.wants = operation.base = self.round
 
@@ -288,44 +279,42 @@ class RoundSync:
         behind = (self._records.index(word) for word in self._others if self._words[word] < wanted)
         return next(behind, None)
 
-    def deserter(self, order_number: int) -> int | None:
+    def aborted_rank(self, order_number: int) -> int | None:
         for word in self._others:
             if self._records.has_aborted(word, order_number):
                 return self._records.index(word)
         return None
 
     def waits(self, operation: RegionOperation) -> bool:
-        return not self.reached(operation.wants) and self.deserter(operation.order_number) is None
+        return not self.reached(operation.wants) and self.aborted_rank(operation.order_number) is None
 
     def spin(self, wanted: int, longest: float, ended: Callable[[], bool]) -> bool:
-        """Spin for at most `longest` seconds until all have published the round. If one or two yields helped, the next
-        comes sooner, because a peer may need this core; if none was needed, later.
+        """Spin for at most `longest` seconds until all have published the round. Yields earlier next time if one or
+        two yields helped, because a peer may need this core; later if none was needed.
         """
-        words, looks, patience, yields, last, until = self._words, 0, self._patience, 0, 0.0, 0.0
+        words, checks, limit, yields, last, until = self._words, 0, self._checks_before_yield, 0, 0.0, 0.0
         for word in self._others:
             while words[word] < wanted:
-                looks += 1
-                if looks < patience:
+                checks += 1
+                if checks < limit:
                     continue
                 now = monotonic()
                 if not yields:
                     until = now + longest
-                elif now >= until or now - last > _CROWDED or interrupts.pending or ended():
+                elif now >= until or now - last > _LONG_YIELD or interrupts.pending or ended():
                     return False
                 last = now
                 os.sched_yield()
                 yields += 1
-                looks = patience - _LOOKS_AGAIN
+                checks = limit - _CHECKS_BETWEEN_YIELDS
         if not yields:
-            self._patience = min(patience + 1, _MOST_LOOKS)
+            self._checks_before_yield = min(limit + 1, _MAX_CHECKS)
         elif yields <= _FEW_YIELDS:
-            self._patience = max(patience // 2, _FEWEST_LOOKS)
+            self._checks_before_yield = max(limit // 2, _MIN_CHECKS)
         return True
 
     def step(self, operation: RegionOperation) -> bool:
-        """Returns True if it was the last step. Raises RankAborted, FingerprintDiffers, and errors of a user's
-        function.
-        """
+        """True: it was the last step. Raises RankAborted, FingerprintDiffers, and errors of a user's function."""
         if self.round != operation.base:
             self.check(operation.order_number, operation.announcement if self.round == operation.base + 1 else None)
         else:
@@ -345,10 +334,10 @@ class RoundSync:
         operation.wants = self.round
         return False
 
-    def give_up(self, operation: RegionOperation) -> None:
+    def abort(self, operation: RegionOperation) -> None:
         if not operation.begun:
             self.begin(operation)
-        self._records.give_up(operation.order_number)
+        self._records.mark_aborted(operation.order_number)
         self.settled = False
         self.round = self._words[self._records.mine] = operation.base + operation.rounds
         fence()
@@ -365,7 +354,7 @@ class RoundSync:
                 raise FingerprintDiffers(records.index(word))
 
     def publish(self, number: int) -> None:
-        """Publish the round and wake ranks that wait for it."""
+        """Also wakes ranks that wait for the round."""
         words = self._words
         self.round = words[self._records.mine] = number
         fence()

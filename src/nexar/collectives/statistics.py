@@ -1,8 +1,8 @@
 """Statistics of collective calls: recent calls, totals, and stragglers.
 
-Any thread records without a lock: `itertools.count` is atomic, and so is a list store. Stragglers are estimated from
+Any thread records without a lock: `itertools.count` and a list store are atomic. Stragglers are estimated from
 arrivals (a rank's first message in a call, on this rank's clock), because collectives slow all ranks equally. Latency
-and indirect delays average out over many calls.
+and indirect delays average out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT: Final = 4096
 """Calls kept."""
 TRACED: Final = 1 << 18
 """Calls kept if traced: about 50 MB."""
-Facts: TypeAlias = tuple[int, Fingerprint, float, float, int, str]
+RecordFields: TypeAlias = tuple[int, Fingerprint, float, float, int, str]
 """The fields of a Record; a tuple is cheaper."""
 
 
@@ -42,14 +42,14 @@ class RecentCalls:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._ring: list[Facts | None] = [None] * kept
+        self._ring: list[RecordFields | None] = [None] * kept
         self._numbers = itertools.count()
 
-    def record(self, facts: Facts) -> None:
+    def record(self, facts: RecordFields) -> None:
         self._ring[next(self._numbers) % self._kept] = facts
 
-    def drain(self) -> tuple[list[Facts], int]:
-        """Returns all calls by end time, and how many were overwritten. Nothing may be recorded afterwards."""
+    def drain(self) -> tuple[list[RecordFields], int]:
+        """All calls by end time, and how many were overwritten. Record nothing afterwards."""
         missed = max(0, next(self._numbers) - self._kept)
         return sorted((each for each in self._ring if each is not None), key=lambda facts: facts[3]), missed
 
@@ -86,7 +86,6 @@ class CallTotals:
         self._errors: Counter[str] = Counter()
 
     def count(self, operation: int, size_bytes: int, seconds: float, waiting: float, outcome: str) -> None:
-        """`outcome`: empty, or the name of the error."""
         totals = self._operations.get(operation)
         if totals is None:
             totals = self._operations[operation] = _Totals()
@@ -99,7 +98,6 @@ class CallTotals:
             self._errors[outcome] += 1
 
     def totals(self) -> tuple[int, int, int, float]:
-        """Returns calls, bytes, errors and seconds waiting."""
         found = self._operations.values()
         return (
             sum(each.calls for each in found),
@@ -110,8 +108,7 @@ class CallTotals:
 
     def stats(self) -> dict[str, Any]:
         operations = {operation_name(code): totals.facts() for code, totals in self._operations.items()}
-        names = ("calls", "bytes", "seconds", "seconds_waiting", "errors")
-        sums: dict[str, Any] = {name: sum(facts[name] for facts in operations.values()) for name in names}
+        sums: dict[str, Any] = {name: sum(facts[name] for facts in operations.values()) for name in _Totals().facts()}
         return {
             **sums,
             "operations": operations,
@@ -164,7 +161,7 @@ class StragglerEstimate:
         self._delays: dict[int, _OperationDelays] = {}
 
     def add_call(self, began: float, arrivals: Mapping[NodeId, float], operation: int = 0) -> float:
-        """Count one call. Returns how long this node waited."""
+        """Returns how long this node waited."""
         delays = self._delays.get(operation)
         if delays is None:
             delays = self._delays[operation] = _OperationDelays()
@@ -192,7 +189,6 @@ class StragglerEstimate:
             found.worst = max(found.worst, late)
 
     def stragglers(self, rank_of: Callable[[NodeId], Rank]) -> list[Straggler]:
-        """Returns all ranks, the worst first."""
         sums = self._all()
         total = sum(each.seconds for each in sums.values()) or 1.0
         ranks = [

@@ -1,6 +1,6 @@
 """Deadlines of calls: asks the other ranks for their progress, then extends the deadline or names the missing ones.
 
-The driver of each node answers at once. A rank without an answer is stopped, holds the GIL, or is gone.
+Drivers answer at once. A rank without an answer is stopped, holds the GIL, or is gone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from time import monotonic
 from typing import Final
 
 from nexar.collectives.call import Call
-from nexar.collectives.call_notices import GroupView, NoticeSender
+from nexar.collectives.call_notices import NoticeSender
 from nexar.errors import CollectiveTimeout, NexarError, OperationTimeout
+from nexar.group import Group
 from nexar.links.operation import Operation
 from nexar.types import AwaitedPeer, Rank, format_seconds
 from nexar.wire.control import ProgressQuery, ProgressReply
@@ -27,7 +28,7 @@ _MAX_SECONDS: Final = 1e9  # limit for a duration in seconds that a peer reports
 
 
 class InquiryAnswers(Operation):
-    """The replies to one progress inquiry. Done when all have arrived."""
+    """Replies to one progress inquiry. Done when all have arrived."""
 
     __slots__ = ("asked", "reports")
 
@@ -44,7 +45,7 @@ class InquiryAnswers(Operation):
         return next((peer for rank, peer in self.asked.items() if rank not in self.reports), AwaitedPeer())
 
     def cancel(self) -> None:
-        """Do nothing: no buffers are used."""
+        """It uses no buffers."""
 
     def answer(self, rank: Rank, report: ProgressReply) -> None:
         """Requires the node's lock."""
@@ -57,9 +58,9 @@ class InquiryAnswers(Operation):
 def decide(
     entry: Call, asked: Mapping[Rank, AwaitedPeer], reports: Mapping[Rank, ProgressReply], *, now: float, timeout: float
 ) -> float | tuple[AwaitedPeer, ...]:
-    """Returns a later deadline if any rank made a step within the timeout, else the ranks to blame. Pure.
+    """A later deadline if any rank made a step within the timeout, else the ranks to blame. Pure.
 
-    Empty: another rank knows which one is missing. Entering the call is a step; being alive or having finished is not.
+    Empty: another rank knows the missing one. Entering the call is a step; being alive or having finished is not.
     """
     ages = [report.progress_age for report in reports.values() if report.state == "in"]
     newest = max([entry.moved_at, *(now - age for age in ages if age >= 0)])
@@ -71,7 +72,7 @@ def decide(
 
 def _blamed(call: str, known: AwaitedPeer, report: ProgressReply | None) -> AwaitedPeer | None:
     if report is None:
-        return replace(known, missing=f"{call} and any answer")
+        return replace(known, missing=f"{call}, it did not answer")
     if report.state in ("in", "done"):
         return None
     missing = f"{call} (it aborted the call)" if report.state == "failed" else call
@@ -79,7 +80,7 @@ def _blamed(call: str, known: AwaitedPeer, report: ProgressReply | None) -> Awai
 
 
 def with_reply(known: AwaitedPeer, report: ProgressReply) -> AwaitedPeer:
-    """Returns the peer with the facts of its reply."""
+    """The peer with the facts of its reply."""
     return replace(known, last_heard=0.0, last_operation=report.finished, current_operation=_activity(report))
 
 
@@ -95,9 +96,9 @@ _NO_CALL: Final = -1  # in place of a sequence number
 
 
 class ProgressInquiry:
-    """Progress inquiries of one communicator generation. Any thread may use it, without the node's lock."""
+    """Progress inquiries of one communicator generation. Any thread, without the node's lock."""
 
-    def __init__(self, group: GroupView, notice_sender: NoticeSender) -> None:
+    def __init__(self, group: Group, notice_sender: NoticeSender) -> None:
         self._group = group
         self._notice_sender = notice_sender
         self._about: Final = group.communicator, group.matching.generation
@@ -106,23 +107,24 @@ class ProgressInquiry:
         self._numbers = itertools.count(1)
 
     def declare(self, entry: Call) -> None:
-        """Send the fingerprint of a long call to the other ranks, so that two ranks that only receive detect a
-        mismatch. Never blocks. From now on bytes on its links count as progress, because one step may be one large
-        message.
+        """Send the fingerprint of a long call, so that two ranks that only receive detect a mismatch. Never blocks.
+        From now on bytes on its links count as progress, because a step may be one large message.
         """
         entry.carried = self._group.carried_bytes()
         for link in self._notice_sender.links().values():
             self._notice_sender.send(link, ProgressQuery(*self._about, entry.sequence, 0, entry.fingerprint))
 
     def extend(self, entry: Call, late: OperationTimeout, timeout: float) -> float:
-        """Returns the next deadline if a rank made a step within `timeout` seconds, else raises CollectiveTimeout or
-        the error that ended the call. Blocks for half a second at most.
+        """The next deadline if a rank made a step within `timeout` seconds, else raises CollectiveTimeout or the error
+        that ended the call. Blocks for half a second at most.
         """
         if entry.error is not None:
             raise copy(entry.error)
         self.count_link_bytes(entry)
         limit = monotonic() + _INQUIRY_TIMEOUT
-        inquiry = self._ask(ProgressQuery(*self._about, entry.sequence, 0, entry.fingerprint), limit, alarm=entry)
+        inquiry = self._ask(
+            ProgressQuery(*self._about, entry.sequence, 0, entry.fingerprint), limit, abort_signal=entry
+        )
         outcome = decide(entry, inquiry.asked, inquiry.reports, now=monotonic(), timeout=timeout)
         if isinstance(outcome, float):
             return outcome
@@ -136,8 +138,8 @@ class ProgressInquiry:
         ) from late
 
     def explain(self, late: OperationTimeout, waited: float | None = None) -> OperationTimeout:
-        """Returns the timeout of an operation that is not a collective, with what the awaited ranks report. Blocks for
-        half a second at most. `waited`: all seconds.
+        """The timeout of an operation other than a collective, with the awaited ranks' reports. Blocks for half a
+        second at most. `waited`: all seconds.
         """
         if isinstance(late.waiting_for, str) or isinstance(late, CollectiveTimeout):
             return late
@@ -149,26 +151,26 @@ class ProgressInquiry:
         return late
 
     def await_notice(self, entry: Call) -> None:
-        """Wait for the notice of a rank that aborted this call; at most five seconds."""
+        """Wait at most five seconds for the notice of a rank that aborted this call."""
         with suppress(NexarError):  # the error is in `entry`
             self._group.wait((entry,), monotonic() + _FIRST_NOTICE)
 
     def answered(self, rank: Rank, report: ProgressReply) -> None:
-        """Record a reply. The driver calls this."""
+        """The driver calls this."""
         with self._lock:
             inquiry = self._inquiries.get(report.number)
             if inquiry is not None:
                 inquiry.answer(rank, report)
 
     def count_link_bytes(self, entry: Call) -> None:
-        """Count bytes on the links: a slow transfer is progress."""
+        """A slow transfer is progress."""
         carried = self._group.carried_bytes()
         if entry.carried is not None and carried - entry.carried > _CONTROL_BYTES:
             entry.moved_at = monotonic()
         entry.carried = carried
 
     def _ask(
-        self, question: ProgressQuery, deadline: float, ranks: set[Rank] | None = None, alarm: Call | None = None
+        self, question: ProgressQuery, deadline: float, ranks: set[Rank] | None = None, abort_signal: Call | None = None
     ) -> InquiryAnswers:
         """Returns when all have replied or at the deadline. Raises the error that ended the call."""
         links = {rank: link for rank, link in self._notice_sender.links().items() if ranks is None or rank in ranks}
@@ -180,17 +182,17 @@ class ProgressInquiry:
             self._notice_sender.send(link, ProgressQuery(*self._about, question.sequence, number, question.call))
         try:
             if links:
-                self._wait(inquiry, deadline, alarm)
+                self._wait(inquiry, deadline, abort_signal)
         finally:
             with self._lock:
                 del self._inquiries[number]
         return inquiry
 
-    def _wait(self, operation: Operation, deadline: float, alarm: Call | None) -> None:
+    def _wait(self, operation: Operation, deadline: float, abort_signal: Call | None) -> None:
         with suppress(OperationTimeout):  # a missing reply is a result too
-            self._group.wait((operation,), deadline, alarm)
-        if alarm is not None and alarm.error is not None:
-            raise copy(alarm.error)
+            self._group.wait((operation,), deadline, abort_signal)
+        if abort_signal is not None and abort_signal.error is not None:
+            raise copy(abort_signal.error)
 
 
 def _with_report(peer: AwaitedPeer, inquiry: InquiryAnswers) -> AwaitedPeer:
@@ -199,4 +201,4 @@ def _with_report(peer: AwaitedPeer, inquiry: InquiryAnswers) -> AwaitedPeer:
     report = inquiry.reports.get(peer.rank)
     if report is not None:
         return with_reply(peer, report)
-    return replace(peer, missing=f"{peer.missing} and any answer", last_heard=inquiry.asked[peer.rank].last_heard)
+    return replace(peer, missing=f"{peer.missing}, it did not answer", last_heard=inquiry.asked[peer.rank].last_heard)

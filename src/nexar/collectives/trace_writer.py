@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from nexar.collectives.call_log import CallLog
-from nexar.collectives.call_notices import GroupView
+from nexar.group import Group
 from nexar.security.storage import write_private_file
 from nexar.types import NodeId, Rank, format_node
 
@@ -57,13 +57,13 @@ _decoder: Final = msgspec.msgpack.Decoder(TracePart)
 class TraceWriter:
     """Writes on request, else at interpreter exit."""
 
-    def __init__(self, directory: str, group: GroupView, call_log: CallLog) -> None:
+    def __init__(self, directory: str, group: Group, call_log: CallLog) -> None:
         self._directory, self._group, self._call_log = Path(directory).absolute(), group, call_log
         self._process = os.getpid()  # 0: written
         atexit.register(self.write)
 
     def write(self) -> None:
-        """Writes once, atomically. Failures are logged. Does nothing in a forked child."""
+        """Writes once, atomically; logs failures. Does nothing in a forked child."""
         atexit.unregister(self.write)
         if self._process != os.getpid():
             return
@@ -74,7 +74,7 @@ class TraceWriter:
             _log.warning("this rank's part of the trace could not be written to %s: %s", self._directory, error)
 
 
-def _part(group: GroupView, call_log: CallLog) -> TracePart:
+def _part(group: Group, call_log: CallLog) -> TracePart:
     calls, missed = call_log.recorder.drain()
     member = group.membership.members[group.rank]
     return TracePart(
@@ -101,7 +101,7 @@ def _store(directory: Path, part: TracePart) -> None:
 
 
 def decode_trace_part(data: bytes) -> TracePart:
-    """Returns the part. Raises ValueError if it is not one of this format."""
+    """ValueError if it is not a part of this format."""
     try:
         part = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Start of a node: from settings and an invitation to the first communicator.
 
-A member tells the seed when its first communicator is made, or why it cannot be made. The seed then sends all members
-the same answer: the cluster has started, or it has failed (`cluster.decisions.starting`).
+Each member reports whether its first communicator is made, and the seed sends all the same answer: started or failed
+(`cluster.decisions.starting`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final
 from weakref import finalize
 
-from nexar.cluster.control_channel import ControlChannel
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.admission import START_TIMEOUT
 from nexar.cluster.decisions.failure_detector import LONGEST
@@ -26,7 +25,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.seed_session import SeedCallbacks, SeedSession
 from nexar.cluster.wait_notice import Tell, WaitNotice, seconds_left
 from nexar.communicator.communicator import Communicator
-from nexar.communicator.generation import NEWCOMER, NOTHING, CompletedCalls, Generation
+from nexar.communicator.generation import NEW_MEMBER, NONE_COMPLETED, CompletedCalls, Generation
 from nexar.communicator.runtime import NodeRuntime
 from nexar.communicator.state_transfer import StateReceiver
 from nexar.communicator.successors import Successors
@@ -53,7 +52,7 @@ _DECISION_TIMEOUT: Final = 5.0
 
 
 class StartBarrier:
-    """Holds `init()` until every member of the first membership is connected, or raises on all of them. Any thread."""
+    """Blocks `init()` until every first member is connected, or raises on all. Any thread."""
 
     def __init__(
         self,
@@ -62,9 +61,7 @@ class StartBarrier:
         interrupt: Callable[[NexarError], None],
         tell: Callable[[JoinMessage], bool],
     ) -> None:
-        """`interrupt` ends the making of the first communicator and must not block. `tell` sends to the seed; False:
-        not connected.
-        """
+        """`interrupt` aborts the build and must not block. `tell` sends to the seed; False: not connected."""
         self._membership = membership
         self._rank = rank
         self._interrupt = interrupt
@@ -81,7 +78,7 @@ class StartBarrier:
         self._settled.set()
 
     def failed(self, error: NexarError) -> None:
-        """The seed reports that the cluster has failed or that this node is not in it. No effect after the start."""
+        """The cluster failed or excludes this node. No effect after the start."""
         with self._lock:
             first = self._failure is None and not self._settled.is_set()
             if first:
@@ -91,7 +88,6 @@ class StartBarrier:
             self._interrupt(error)
 
     def seed_back(self) -> None:
-        """Repeat `Connected` on a new connection to the seed."""
         with self._lock:
             connected = self._connected and not self._settled.is_set()
         if connected:
@@ -100,9 +96,7 @@ class StartBarrier:
     # -- called by the thread that joins -----------------------------------------------------------------------
 
     def connected(self, deadline: float) -> None:
-        """Report that this node has its links; block until every member has. Raises FormationTimeout or the error of
-        `failed`.
-        """
+        """Blocks until every member has its links. Raises FormationTimeout or the error of `failed`."""
         with self._lock:
             self._connected = True
         self._tell(Connected())
@@ -113,7 +107,6 @@ class StartBarrier:
         self._check()
 
     def give_up(self, error: Exception) -> NexarError:
-        """Return the error for `init()` when this node cannot start: the seed's answer to all if it comes in time."""
         self._settle(error)
         with self._lock:
             return self._failure or self._error(self._explain(error))
@@ -162,31 +155,31 @@ def bootstrap(
     tell: Tell | None = None,
     tells_for_host: bool = True,
 ) -> Communicator:
-    """Join a cluster, and return its communicator when all members are connected.
+    """Join a cluster; return its communicator once all members are connected.
 
-    `rank`, `launcher`, `size`: as the launcher set them. `beside` is called before this returns; its result is called
-    first on close. Raises JoinRefused, SeedUnreachable, FormationTimeout, PeerLost or UsageError, and leaves nothing
-    behind. If the cluster forms now, either every member returns or every member raises FormationTimeout.
+    The launcher sets `rank`, `launcher` and `size`. `beside` is called before this returns; its result is called first
+    on close. Raises JoinRefused, SeedUnreachable, FormationTimeout, PeerLost or UsageError, and leaves nothing behind.
+    A forming cluster raises FormationTimeout on all members or none.
     """
     deadline = time.monotonic() + config.formation_timeout
     with ExitStack() as undo:
         node = undo.enter_context(Node(config))
         undo.push(_NodeFailure(node))
-        mesh, board = open_mesh(node)
+        mesh = open_mesh(node)
         undo.callback(mesh.close)
         receiver = StateReceiver(node, mesh)
-        board.connect(receiver.offered, StateOffer)
+        mesh.control.connect(receiver.offered, StateOffer)
         request = RankRequest(rank, launcher, size=size or 0, confirms=True)
         timeout, join_timeout = config.formation_timeout, config.join_timeout
         worker = JoinClient(
             node, invitation, timeout=timeout, join_timeout=join_timeout, tell=tell, tells_for_host=tells_for_host
         )
         joined = worker.join(request, mesh.adopt)
-        runtime = NodeRuntime(node, mesh, board, joined.membership)
+        runtime = NodeRuntime(node, mesh, joined.membership)
         runtime.state = receiver.state
         session = _open_seed_session(runtime, invitation, request, joined)
         start_barrier = _start_barrier(runtime, joined, session.send) if joined.membership.epoch == 1 else None
-        runtime.send_to_seed = session.say
+        runtime.send_to_seed = session.send_control
         runtime.seed_answers = session.answers
         undo.callback(session.close)
         undo.callback(runtime.close)
@@ -218,7 +211,7 @@ def _ignore_node(_: NodeRuntime, __: Communicator) -> Callable[[], None]:
 
 
 def describe_start(membership: Membership, me: NodeId, mesh: Mesh, deadline: float) -> str:
-    """Describe what `init()` waits for, with the missing connections of this rank."""
+    """Describe what `init()` waits for."""
     awaited = f"waiting until all {membership.size} ranks are connected"
     rank = membership.rank_of(me)
     missing = [
@@ -229,8 +222,6 @@ def describe_start(membership: Membership, me: NodeId, mesh: Mesh, deadline: flo
 
 
 class _NodeFailure:
-    """Raises the node's own failure, which is the cause, instead of a following error."""
-
     def __init__(self, node: Node) -> None:
         self._progress = node.progress
 
@@ -241,18 +232,16 @@ class _NodeFailure:
             self._progress.check()
 
 
-def open_mesh(node: Node) -> tuple[Mesh, ControlChannel]:
-    """Return a mesh and the control channel that receives its messages."""
-    board = ControlChannel()
-    mesh = Mesh(node, on_control=board.control, on_lost=board.lost)
-    board.rest = mesh.router.notices.arrived
+def open_mesh(node: Node) -> Mesh:
+    """A mesh that accepts the connections of the node."""
+    mesh = Mesh(node)
     node.listen(mesh)
-    return mesh, board
+    return mesh
 
 
 def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Callable[[Generation], Communicator]:
-    """Return the function that wraps a generation. Closing the world's communicator leaves the cluster. Closing another
-    is local; only members that wait in it for this node are notified.
+    """Closing the world's communicator leaves the cluster; closing another is local and notifies only members that
+    wait in it.
     """
 
     def close_part(generation: Generation) -> None:
@@ -261,9 +250,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
         runtime.successors.forget(generation)
 
     def drop_part(generation: Generation) -> None:
-        """Close what the user dropped. The garbage collector calls this under any lock, and closing may block: a thread
-        does it.
-        """
+        """The garbage collector calls this under any lock, and closing may block."""
         run_in_thread = runtime.node.dialer.run_in_thread
         runtime.node.progress.run_soon(partial(run_in_thread, partial(close_part, generation)))
 
@@ -280,9 +267,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
 
 
 def catch_up(runtime: NodeRuntime, joined: JoinedCluster) -> None:
-    """Renew the world if this node was not notified that it became a member: its membership may be older than the one
-    with which the others' world begins.
-    """
+    """Renew the world if this node missed its admission: its membership may be outdated."""
     if joined.again and joined.membership.epoch > 1:
         runtime.successors.renew((WORLD,), 0)
 
@@ -290,9 +275,7 @@ def catch_up(runtime: NodeRuntime, joined: JoinedCluster) -> None:
 def start_world(
     successors: Successors, membership: Membership, start_barrier: StartBarrier, deadline: float
 ) -> Generation:
-    """Return the first communicator of a forming cluster when every member has made it. Otherwise every member
-    raises.
-    """
+    """A forming cluster's first communicator, on all members or none."""
     try:
         world = successors.begin(membership, WORLD, deadline)
     except (NexarError, DialCancelled) as error:
@@ -302,10 +285,10 @@ def start_world(
 
 
 def begin_world(runtime: NodeRuntime, membership: Membership, deadline: float) -> Generation:
-    """Return the first communicator of a node that joins a formed cluster. Retries with the next membership after a
-    change, or, under the automatic policy, after the loss of a member.
+    """A joiner's first communicator. Retries with the next membership after a change or, under the automatic policy, a
+    loss.
     """
-    completed, config = NEWCOMER, runtime.node.config
+    completed, config = NEW_MEMBER, runtime.node.config
     while True:
         try:
             return runtime.successors.begin(membership, WORLD, deadline, completed=completed)
@@ -319,7 +302,7 @@ def begin_world(runtime: NodeRuntime, membership: Membership, deadline: float) -
             if later is None:
                 raise
             completed = CompletedCalls(
-                membership.epoch, NOTHING
+                membership.epoch, NONE_COMPLETED
             )  # other members may have completed calls on that generation
             membership = later
             deadline = max(deadline, deadline_after(config.recovery_timeout))
@@ -346,13 +329,13 @@ def _open_seed_session(
         now = replace(request, epoch=runtime.membership_service.membership.epoch)
         return JoinClient(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).connection
 
-    return SeedSession(node, joined.connection, joined.welcome, rejoin, news=runtime.status_report)
+    return SeedSession(node, joined.connection, joined.welcome, rejoin, status_report=runtime.status_report)
 
 
 def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None, seed: str) -> SeedCallbacks:
     listeners = SeedCallbacks(
-        on_word=runtime.seed_message,
-        on_died=runtime.seed_reported_dead,
+        on_control=runtime.seed_message,
+        on_died=runtime.seed_reported_death,
         on_waiting=runtime.seed_reported_waiting,
         on_lost=runtime.seed_lost,
         on_back=runtime.seed_back,

@@ -1,7 +1,6 @@
-"""all_reduce_bucketed: many arrays are reduced in few operations, each of at most one bucket.
+"""all_reduce_bucketed: reduces many arrays in few operations.
 
-Copies from devices start with the call, for all buckets; each bucket is copied back when it is done. So copies overlap
-with the reduction of other buckets.
+Copies from devices start with the call, and each bucket is copied back when done, so copies overlap with reductions.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.arrays.operand import Allocations, Operand, adapt, mirror_of
+from nexar.arrays.operand import Allocations, Operand, adapt, staged_array_of
 from nexar.arrays.operators import Reduction, check, reduction_of
 from nexar.arrays.staging import CopyBatch, StagedArray, gather, scatter
 from nexar.arrays.views import placeholder
 from nexar.collectives.context import CallOptions, CollectiveContext
 from nexar.collectives.executor import Run
-from nexar.collectives.reductions import all_reduce
+from nexar.collectives.operations import COLLECTIVES, OperationCode
+from nexar.collectives.prepared_call import CallArrays, begin_call
 from nexar.collectives.requests import PendingCollective
 from nexar.communicator.collective_calls import Op
 from nexar.errors import UsageError
@@ -40,7 +40,7 @@ class SizedArray(Protocol):
 
 
 class Bucket(NamedTuple):
-    """Arrays of one dtype that are reduced together."""
+    """Arrays of one dtype, reduced together."""
 
     # indices of the arrays
     members: tuple[int, ...]
@@ -49,8 +49,8 @@ class Bucket(NamedTuple):
 
 
 def buckets(arrays: Sequence[SizedArray], limit_bytes: int) -> list[Bucket]:
-    """Assign each array to one bucket, in order. A bucket has one dtype and exceeds the limit only with a single array.
-    Pure: equal dtypes and sizes give equal buckets on every rank.
+    """Assign arrays to buckets, in order. A bucket has one dtype; only a single array may exceed the limit. Pure:
+    equal dtypes and sizes give equal buckets on every rank.
     """
     filling: dict[np.dtype[Any], list[int]] = {}
     held_bytes: dict[np.dtype[Any], int] = {}
@@ -70,7 +70,7 @@ def buckets(arrays: Sequence[SizedArray], limit_bytes: int) -> list[Bucket]:
 
 
 def memory_for(made: Sequence[Bucket]) -> list[NDArray[Any]]:
-    """Return an array for each bucket. Buckets in flight together do not overlap; others share memory."""
+    """An array per bucket; those never in flight together share memory."""
     sizes = [bucket.count * bucket.dtype.itemsize for bucket in made]
     rooms = [np.empty(max(sizes), np.uint8) for _ in sizes[:_IN_FLIGHT]]
     return [rooms[at % _IN_FLIGHT][:size].view(made[at].dtype) for at, size in enumerate(sizes)]
@@ -93,7 +93,7 @@ def all_reduce_bucketed(
     *,
     commutative: bool,
 ) -> PendingCollective:
-    """Start the call. Takes all sequence numbers now, so the order of calls is kept."""
+    """Start the call. Takes all sequence numbers now, in order."""
     limit = whole(context.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
     if limit is None or limit < 1:
         raise UsageError(
@@ -102,7 +102,7 @@ def all_reduce_bucketed(
     if hasattr(arrays, "dtype"):
         raise UsageError("all_reduce_bucketed takes a list of arrays, and got one array; call all_reduce for it")
     memory = Allocations()
-    given = [mirror_of(array) or memory.adapt(array, writable=True) for array in arrays]
+    given = [staged_array_of(array) or memory.adapt(array, writable=True) for array in arrays]
     reduction = reduction_of(op, commutative=commutative)
     for each in given:
         check(reduction, _sized(each).dtype)
@@ -114,8 +114,6 @@ def _sized(each: Operand | StagedArray) -> SizedArray:
 
 
 class _HostBucket:
-    """Bucket with at least one array in host memory."""
-
     def __init__(self, given: Sequence[Operand | StagedArray], memory: NDArray[Any]) -> None:
         self._operands = [each if isinstance(each, Operand) else adapt(each.value, writable=True) for each in given]
         self.memory = memory
@@ -133,27 +131,25 @@ class _HostBucket:
 
 
 class _DeviceBucket:
-    """Bucket of arrays of one device. Owns its memory, because the copies of all buckets start at once."""
+    """Owns its memory, because the copies of all buckets start at once."""
 
-    def __init__(self, mirrors: Sequence[StagedArray], bucket: Bucket) -> None:
-        self._mirrors = mirrors
-        self.memory = mirrors[0].room((bucket.count,), bucket.dtype)
-        self._copying: CopyBatch = gather(mirrors, self.memory)
+    def __init__(self, staged_arrays: Sequence[StagedArray], bucket: Bucket) -> None:
+        self._staged_arrays = staged_arrays
+        self.memory = staged_arrays[0].allocate((bucket.count,), bucket.dtype)
+        self._copying: CopyBatch = gather(staged_arrays, self.memory)
 
     def fill(self) -> None:
         self._copying.wait()
 
     def empty(self) -> None:
-        scatter(self._mirrors, self.memory)
+        scatter(self._staged_arrays, self.memory)
 
     def shares_stream(self, other: _DeviceBucket) -> bool:
         """Whether both use one stream."""
-        return _same_stream(self._mirrors[0], other._mirrors[0])
+        return _same_stream(self._staged_arrays[0], other._staged_arrays[0])
 
 
 class _BucketedCall:
-    """One call of all_reduce_bucketed."""
-
     def __init__(
         self,
         context: CollectiveContext,
@@ -172,10 +168,14 @@ class _BucketedCall:
         devices = [_of_one_device(each) for each in members]
         rows = iter(_rows(memory, [bucket for bucket, device in zip(made, devices, strict=True) if device is None]))
         self._buckets = [
-            _HostBucket(arrays, next(rows)) if mirrors is None else _DeviceBucket(mirrors, bucket)
-            for bucket, arrays, mirrors in zip(made, members, devices, strict=True)
+            _HostBucket(arrays, next(rows)) if staged_arrays is None else _DeviceBucket(staged_arrays, bucket)
+            for bucket, arrays, staged_arrays in zip(made, members, devices, strict=True)
         ]
-        self._works = [all_reduce(context, bucket.memory, reduction, options) for bucket in self._buckets]
+        row = COLLECTIVES[OperationCode.ALL_REDUCE]
+        self._works = [
+            begin_call(context, row, CallArrays(bucket.memory, bucket.memory, reduction), options)
+            for bucket in self._buckets
+        ]
 
     def work(self) -> PendingCollective:
         work = PendingCollective(self._run(), None, lambda error: error, "all_reduce_bucketed")
@@ -183,8 +183,8 @@ class _BucketedCall:
         return work
 
     def _await_devices(self) -> None:
-        """Wait, in the calling thread, for the first copy of each stream: earlier work of the device may delay it. The
-        driver, which must not block, then finds copies finished or running.
+        """The calling thread waits for the first copy of each stream, which earlier work may delay; the driver must
+        not block.
         """
         first: list[_DeviceBucket] = []
         for bucket in self._buckets:
@@ -219,8 +219,8 @@ class _BucketedCall:
 
 def _of_one_device(members: Sequence[Operand | StagedArray]) -> list[StagedArray] | None:
     """Return the members if all are of one adapter, device and stream; else None."""
-    mirrors = [each for each in members if isinstance(each, StagedArray)]
-    return mirrors if len(mirrors) == len(members) and all(_same_stream(mirrors[0], each) for each in mirrors) else None
+    staged = [each for each in members if isinstance(each, StagedArray)]
+    return staged if len(staged) == len(members) and all(_same_stream(staged[0], each) for each in staged) else None
 
 
 def _same_stream(one: StagedArray, other: StagedArray) -> bool:

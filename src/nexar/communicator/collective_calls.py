@@ -1,8 +1,8 @@
-"""Collective calls on the user's arrays. Each function checks its arguments, starts the call and converts the result.
+"""Collective calls on the user's arrays: check arguments, start the call, convert the result.
 
-An array reduced in place is returned itself; a new array is of the input's kind; a number gives a number. Arguments are
-checked before the call takes its sequence number, so other ranks do not wait for a rejected call. Missing memory fails
-the call only after that, because the other ranks make the call and need an answer (nexar.arrays.operand).
+An array reduced in place is returned itself; a new array is of the input's kind; a number gives a number. Arguments
+are checked before the call takes its sequence number, so no rank waits for a rejected call. Missing memory fails the
+call later, because the other ranks need an answer (nexar.arrays.operand).
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ from nexar.collectives import data_movement
 from nexar.collectives.compressed import CompressedArguments, CompressedResult
 from nexar.collectives.compressed import all_reduce_compressed as begin
 from nexar.collectives.context import CallOptions, CollectiveContext
-from nexar.collectives.fingerprint import OperationCode
-from nexar.collectives.reductions import ReduceArguments, ReduceScatterArguments
-from nexar.collectives.reductions import all_reduce as begin_all_reduce
-from nexar.collectives.reductions import reduce as begin_reduce
-from nexar.collectives.reductions import reduce_scatter as begin_reduce_scatter
-from nexar.collectives.reductions import scan as begin_scan
+from nexar.collectives.operations import COLLECTIVES, Collective, Layout, OperationCode, RootRole
+from nexar.collectives.prepared_call import CallArrays, begin_call
 from nexar.collectives.requests import PendingCollective
 from nexar.errors import BufferMismatch, UsageError
 from nexar.types import whole
@@ -37,107 +33,109 @@ from nexar.types import whole
 # Name of a reduction, or a function of two arrays that returns one.
 Op = str | Callable[[Any, Any], Any]
 
+# Local names: an attribute of an enum class costs 0.1 µs, and a small call makes several comparisons.
+_NO_ROOT, _SOURCE, _TARGET = RootRole.NONE, RootRole.SOURCE, RootRole.TARGET
+_COPY, _GATHERED, _SHARE, _EXCHANGED = Layout.COPY, Layout.GATHERED, Layout.SHARE, Layout.EXCHANGED
 
-def all_reduce(
-    context: CollectiveContext, array: Any, op: Op, out: Any, options: CallOptions, *, commutative: bool
+
+def start_in_place(
+    context: CollectiveContext,
+    code: OperationCode,
+    array: Any,
+    options: CallOptions,
+    *,
+    op: Op = "sum",
+    commutative: bool = True,
+    root: int = 0,
+    out: Any = None,
 ) -> PendingCollective:
-    """Start all_reduce."""
+    """Start an operation of Layout.IN_PLACE. Its row says whether it has `op` and `root`; if not, they are ignored."""
+    row = COLLECTIVES[code]
+    rank_of_root = None if row.root is _NO_ROOT else context.group.check(root)
+    at_root = context.group.rank == rank_of_root
+    is_source, is_target = row.root is _SOURCE, row.root is _TARGET
+    written = at_root if is_target else not (at_root and is_source)
     memory = Allocations()
-    given = memory.adapt(array, writable=out is None)
-    reduction = _reduction(op, given.array, commutative=commutative)
-    target = _target(memory, given, out)
-    work = begin_all_reduce(context, _flat(target.array), reduction, options)
-    return work.failing(memory.error).map_result(lambda _: _in_place_result(target), writes=target.shares)
-
-
-def broadcast(context: CollectiveContext, array: Any, root: int, options: CallOptions) -> PendingCollective:
-    """Start broadcast."""
-    root = context.group.check(root)
-    at_root = context.group.rank == root
-    memory = Allocations()
-    target = memory.adapt(array, writable=not at_root, read=at_root)
-    work = data_movement.broadcast(context, _flat(target.array), root, options)
-    return work.failing(memory.error).map_result(lambda _: _in_place_result(target), writes=target.shares)
-
-
-def reduce(
-    context: CollectiveContext, array: Any, op: Op, out: Any, options: CallOptions, *, root: int, commutative: bool
-) -> PendingCollective:
-    """Start reduce."""
-    root = context.group.check(root)
-    at_root = context.group.rank == root
-    memory = Allocations()
-    given = memory.adapt(array, writable=at_root and out is None)
-    reduction = _reduction(op, given.array, commutative=commutative)
-    target = _target(memory, given, out) if at_root else None
-    room = None if target is None else _flat(target.array)
-    mine = _flat(given.array) if room is None else room  # the target holds a copy of it, even if they overlap
-    work = begin_reduce(context, ReduceArguments(mine, room, reduction, root), options).failing(memory.error)
+    given = memory.adapt(array, writable=written and out is None, read=at_root or not is_source)
+    reduction = None if row.operands is None else _reduction(op, given.array, commutative=commutative)
+    target = (given if out is None else _target(memory, given, out)) if at_root or not is_target else None
+    # the target holds a copy of the input, even if they overlap
+    mine = _flat(given.array if target is None else target.array)
+    arrays = CallArrays(mine, None if target is None else mine, reduction, rank_of_root)
+    work = begin_call(context, row, arrays, options).failing(memory.error)
     return work.map_result(
         lambda _: None if target is None else _in_place_result(target), writes=target is not None and target.shares
     )
 
 
-def all_gather(context: CollectiveContext, array: Any, out: Any, options: CallOptions) -> PendingCollective:
-    """Start all_gather."""
-    memory = Allocations()
-    given = memory.adapt(array)
-    size, rank = context.group.size, context.group.rank
-    room = _room(memory, given, (size, *given.array.shape), out)
-    source, target = _flat(given.array), _flat(room.array)
-    if np.may_share_memory(source, target) and not _are_same(source, target.reshape(size, -1)[rank]):
-        source = memory.copy(source)
-    work = data_movement.all_gather(context, source, target, options).failing(memory.error)
-    return work.map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
-
-
-def reduce_scatter(
+def start_new(
     context: CollectiveContext,
+    code: OperationCode,
     array: Any,
-    op: Op,
-    out: Any,
     options: CallOptions,
     *,
-    commutative: bool,
+    op: Op = "sum",
+    commutative: bool = True,
+    root: int = 0,
+    out: Any = None,
     counts: Sequence[int] | None = None,
 ) -> PendingCollective:
-    """Start reduce_scatter, or reduce_scatter_v if `counts` gives the rows per rank."""
+    """Start an operation whose result is a new array, or `out`. Its row says whether it has `op` and `root`; if not,
+    they are ignored.
+    """
+    row, group = COLLECTIVES[code], context.group
+    rank_of_root = None if row.root is _NO_ROOT else group.check(root)
     memory = Allocations()
     given = memory.adapt(array)
-    reduction = _reduction(op, given.array, commutative=commutative)
-    rows = _rows(given.array, context.group.size, counts)
-    mine = rows[context.group.rank]
-    room = _room(memory, given, (mine.count, *given.array.shape[1:]), out)
-    width = math.prod(given.array.shape[1:])
-    spans = tuple(Span(row.start * width, row.stop * width) for row in rows)
-    source, target = _without_overlap(memory, given.array, room.array), _flat(room.array)
-    code = OperationCode.REDUCE_SCATTER if counts is None else OperationCode.REDUCE_SCATTER_V
-    work = begin_reduce_scatter(context, ReduceScatterArguments(_flat(source), target, spans, reduction), options, code)
-    return work.failing(memory.error).map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
-
-
-def all_to_all(context: CollectiveContext, array: Any, out: Any, options: CallOptions) -> PendingCollective:
-    """Start all_to_all."""
-    memory = Allocations()
-    given = memory.adapt(array)
-    _blocks(given.array, context.group.size, "all_to_all")
-    room = _room(memory, given, given.array.shape, out)
-    work = data_movement.all_to_all(
-        context, _flat(_without_overlap(memory, given.array, room.array)), _flat(room.array), options
-    )
-    return work.failing(memory.error).map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
-
-
-def gather(context: CollectiveContext, array: Any, root: int, out: Any, options: CallOptions) -> PendingCollective:
-    """Start gather."""
-    root = context.group.check(root)
-    memory = Allocations()
-    given = memory.adapt(array)
-    mine = context.group.rank == root
-    room = _room(memory, given, (context.group.size, *given.array.shape), out) if mine else None
-    flat = None if room is None else _flat(room.array)
-    work = data_movement.gather(context, _flat(given.array), flat, root, options).failing(memory.error)
+    reduction = None if row.operands is None else _new_reduction(row, op, given.array, commutative=commutative)
+    shape, spans = _result_shape(context, row, given.array, counts)
+    has_result = row.root is not _TARGET or group.rank == rank_of_root
+    room = _room(memory, given, shape, out) if has_result else None
+    source, target = _flat(given.array), None
+    if room is not None:
+        target = _flat(room.array)
+        if row.layout is _COPY or np.may_share_memory(source, target):
+            source = _separate(memory, row, source, target, group.rank)
+    arrays = CallArrays(source, target, reduction, rank_of_root, spans, counts is not None)
+    work = begin_call(context, row, arrays, options).failing(memory.error)
     return work.map_result(lambda _: None if room is None else _new_result(given, room, out), writes=_writes(room, out))
+
+
+def _new_reduction(row: Collective, op: Op, array: NDArray[Any], *, commutative: bool) -> Reduction:
+    reduction = _reduction(op, array, commutative=commutative)
+    if row.has_identity:
+        identity(reduction, array.dtype)  # raises on every rank if the reduction has no identity
+    return reduction
+
+
+def _result_shape(
+    context: CollectiveContext, row: Collective, array: NDArray[Any], counts: Sequence[int] | None
+) -> tuple[tuple[int, ...], tuple[Span, ...] | None]:
+    """Return the shape of the result, and for Layout.SHARE the elements of all ranks."""
+    size = context.group.size
+    if row.layout is _GATHERED:
+        return (size, *array.shape), None
+    if row.layout is _SHARE:
+        rows = _rows(array, size, counts)
+        width = math.prod(array.shape[1:])
+        spans = tuple(Span(each.start * width, each.stop * width) for each in rows)
+        return (rows[context.group.rank].count, *array.shape[1:]), spans
+    if row.layout is _EXCHANGED:
+        _check_blocks(array, size, row.name)
+    return array.shape, None
+
+
+def _separate(
+    memory: Allocations, row: Collective, source: NDArray[Any], target: NDArray[Any], rank: int
+) -> NDArray[Any]:
+    """Return the input of the call: a copy, or the part of the result where the call expects it."""
+    if row.layout is _COPY:
+        if memory.error is None:
+            np.copyto(target, source)
+        return target
+    if row.layout is _GATHERED and _are_same(source, target[rank * len(source) :]):
+        return source
+    return memory.copy(source)
 
 
 def scatter(context: CollectiveContext, array: Any, root: int, out: Any, options: CallOptions) -> PendingCollective:
@@ -156,29 +154,6 @@ def scatter(context: CollectiveContext, array: Any, root: int, out: Any, options
         return _in_place_result(room)
 
     return work.map_result(made)
-
-
-def scan(
-    context: CollectiveContext,
-    array: Any,
-    op: Op,
-    out: Any,
-    options: CallOptions,
-    *,
-    exclusive: bool,
-    commutative: bool,
-) -> PendingCollective:
-    """Start scan or exclusive_scan."""
-    memory = Allocations()
-    given = memory.adapt(array)
-    reduction = _reduction(op, given.array, commutative=commutative)
-    if exclusive:
-        identity(reduction, given.array.dtype)  # raises on every rank if the reduction has no identity
-    room = _room(memory, given, given.array.shape, out)
-    if memory.error is None:
-        np.copyto(_flat(room.array), _flat(given.array))
-    work = begin_scan(context, _flat(room.array), reduction, options, exclusive=exclusive)
-    return work.failing(memory.error).map_result(lambda _: _new_result(given, room, out), writes=_writes(room, out))
 
 
 # -- unequal counts ------------------------------------------------------------------------------------------------
@@ -232,18 +207,12 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
     return array.reshape(-1)
 
 
-def _without_overlap(memory: Allocations, array: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
-    return memory.copy(array) if np.may_share_memory(array, out) else array
-
-
 def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return bool(one.ctypes.data == other.ctypes.data)
 
 
-def _target(memory: Allocations, given: Operand, out: Any) -> Operand:
-    """Return the operand to reduce in place: the input, or `out` with a copy of it."""
-    if out is None:
-        return given
+def _target(memory: Allocations, given: Operand, out: object) -> Operand:
+    """`out` with a copy of the input, to work on in place."""
     target = memory.adapt(out, writable=True, read=False)
     _fit(target, given.array.shape, given.array.dtype)
     if memory.error is None:
@@ -253,7 +222,7 @@ def _target(memory: Allocations, given: Operand, out: Any) -> Operand:
 
 def _room(memory: Allocations, given: Operand, shape: tuple[int, ...], out: Any) -> Operand:
     if out is None:
-        return memory.room(given, shape)
+        return memory.allocate(given, shape)
     room = memory.adapt(out, writable=True, read=False)
     _fit(room, shape, given.array.dtype)
     return room
@@ -308,13 +277,17 @@ def _rows(array: NDArray[Any], size: int, counts: Sequence[int] | None) -> tuple
     return tuple(Span(start, stop) for start, stop in pairwise(ends))
 
 
-def _blocks(array: NDArray[Any], size: int, operation: str) -> list[NDArray[Any]]:
-    """Split axis 0 into equal blocks. A single row of several dimensions loses that axis."""
+def _check_blocks(array: NDArray[Any], size: int, operation: str) -> None:
     if not array.ndim or len(array) % size:
         raise UsageError(
             f"{operation} needs axis 0 in {size} equal blocks, which shape {list(array.shape)} does not give; "
             f"pad it, or use {operation}_v with a list of arrays"
         )
+
+
+def _blocks(array: NDArray[Any], size: int, operation: str) -> list[NDArray[Any]]:
+    """A single row of several dimensions loses that axis."""
+    _check_blocks(array, size, operation)
     rows = len(array) // size
     if rows == 1 and array.ndim > 1:
         return list(array)
@@ -336,7 +309,7 @@ _DEFINED: Final = (ReduceCode.SUM, ReduceCode.AVG)
 def all_reduce_compressed(
     context: CollectiveContext, array: Any, compressor: Compressor, *, residual: Any, op: Op, out: Any
 ) -> PendingCollective:
-    """Start all_reduce_compressed. The caller's arrays are written only when the call succeeds."""
+    """Start all_reduce_compressed, which writes the caller's arrays only on success."""
     memory = Allocations()
     given = memory.adapt(array, writable=out is None)
     reduction = _compressed_reduction(op, given.array.dtype)
@@ -358,8 +331,6 @@ def all_reduce_compressed(
 
 
 class _ResultWriter:
-    """Writes the results of one compressed call to the caller's memory."""
-
     def __init__(self, target: Operand, residual: Operand | None) -> None:
         self._target = target
         self._residual = residual
@@ -372,7 +343,7 @@ class _ResultWriter:
         return self._target.result()
 
     def write(self) -> None:
-        """Write the results. If a device fails on the array, the residual is unchanged."""
+        """If a device fails on the array, the residual is unchanged."""
         assert self._outcome is not None
         if self._target.shares:
             _copy(self._target.array, self._outcome.total)
@@ -420,7 +391,7 @@ def _checked_operand(
 
 
 def _residual(memory: Allocations, value: Any, given: Operand, target: Operand) -> Operand:
-    """The residual may be wider than a 16-bit array: then rounding errors are fed back too."""
+    """May be wider than a 16-bit array: then rounding errors are fed back too."""
     dtype = given.array.dtype
     residual = _checked_operand(memory, "residual=", value, given.array, (dtype, work_dtype(dtype)))
     if residual.result() is not value:

@@ -1,7 +1,7 @@
 """The communicator, and the creation of sub-communicators by `split` and `group`.
 
-The id of a sub-communicator is a hash of facts that all its members know: the parent, its generation, the number of the
-call, the members. So no message is needed to agree on it. Two ids collide with a probability of 2**-63.
+The id of a sub-communicator is a hash of facts that its members know (parent, generation, call number, members), so
+they need no message to agree on it. Two ids collide with a probability of 2**-63.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from nexar.arrays.devices import ADAPTERS
 from nexar.cluster.membership import WORLD, Membership
-from nexar.collectives.context import PLAIN, CollectiveContext
-from nexar.collectives.data_movement import all_gather
+from nexar.collectives.context import CollectiveContext
 from nexar.collectives.fast_all_reduce import FastAllReduce
-from nexar.collectives.fingerprint import OperationCode
+from nexar.collectives.operations import COLLECTIVES, OperationCode
+from nexar.collectives.prepared_call import CallArrays, begin_call
 from nexar.collectives.requests import PendingCollective
 from nexar.collectives.statistics import Straggler
 from nexar.communicator.collective_calls import Op
@@ -35,32 +35,32 @@ from nexar.communicator.recovery_methods import RecoveryMethods
 from nexar.communicator.rpc_methods import VALUES, RpcCallMethods, RpcServeMethods
 from nexar.communicator.runtime import NodeRuntime
 from nexar.communicator.starter import Starter
+from nexar.communicator.successors import ErrorResolver
 from nexar.config import Config
 from nexar.errors import NexarError, OperationTimeout, UsageError
 from nexar.group import Group, checked_timeout, deadline_after
 from nexar.links.messages import Receive
-from nexar.links.operation import Operation
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import Rank, whole
 
-_NOBODY: Final = -1  # colour of a rank that joins no sub-communicator
+_NO_COLOR: Final = -1  # colour of a rank that joins no sub-communicator
 _LARGEST: Final = (1 << 63) - 1
 _LEAST: Final = -1 << 63
 _SPLIT, _GROUP = range(2)
 
 
 class SubgroupSpec(NamedTuple):
-    """A sub-communicator: its id, and the parent ranks of its members in the new order."""
+    """Id of a sub-communicator, and its members' parent ranks in the new order."""
 
     communicator: int
     ranks: tuple[Rank, ...]
 
 
 def propose_split(context: CollectiveContext, color: Any, key: Any) -> PendingCollective:
-    """Start a split; the result is this rank's SubgroupSpec, or None."""
+    """Start a split, whose result is this rank's SubgroupSpec or None."""
     mine = np.array([_checked_color(color), _checked_key(key)], np.int64)
     out = np.empty((context.group.size, 2), np.int64)
-    work = all_gather(context, mine, out.reshape(-1), PLAIN, OperationCode.SPLIT)
+    work = begin_call(context, COLLECTIVES[OperationCode.SPLIT], CallArrays(mine, out.reshape(-1)))
     assert work.call is not None
     occasion = work.call.entry.sequence
     return work.map_result(lambda _: subgroup_of(context.group, out.tolist(), occasion))
@@ -69,7 +69,7 @@ def propose_split(context: CollectiveContext, color: Any, key: Any) -> PendingCo
 def _checked_color(color: Any) -> int:
     wanted = whole(color)
     if color is None:
-        return _NOBODY
+        return _NO_COLOR
     if wanted is None or not 0 <= wanted <= _LARGEST:
         raise UsageError(
             f"split(color={color!r}): a colour is a whole number from 0 to {_LARGEST} (2**63 - 1), or None for no part"
@@ -85,10 +85,10 @@ def _checked_key(key: Any) -> int:
 
 
 def subgroup_of(group: Group, proposals: Sequence[Sequence[int]], occasion: int) -> SubgroupSpec | None:
-    """Return this rank's sub-communicator from all ranks' colours and keys; None without a colour."""
+    """This rank's sub-communicator; None without a colour."""
     rank = group.rank
     color = proposals[rank][0]
-    if color == _NOBODY:
+    if color == _NO_COLOR:
         return None
     members = sorted((each[1], other) for other, each in enumerate(proposals) if each[0] == color)
     ranks = tuple(other for _, other in members)
@@ -96,14 +96,12 @@ def subgroup_of(group: Group, proposals: Sequence[Sequence[int]], occasion: int)
 
 
 def members_of(membership: Membership, ranks: Sequence[Rank]) -> Membership:
-    """Return the membership of these ranks, in that order."""
+    """The membership of these ranks, in order."""
     return Membership(membership.cluster, membership.epoch, tuple(membership.members[rank] for rank in ranks))
 
 
 def chosen_subgroup(group: Group, ranks: Iterable[Any], occasions: Counter[tuple[Rank, ...]]) -> SubgroupSpec | None:
-    """Return the sub-communicator of these ranks without communication; None if this rank is not in it. `occasions`
-    counts earlier calls with the same ranks.
-    """
+    """None if this rank is not in it. `occasions`: earlier calls with the same ranks."""
     if not isinstance(ranks, Iterable):
         raise UsageError(f"group({ranks!r}): give the ranks as a list, e.g. group([0, 1])")
     listed = tuple(group.check(rank) for rank in ranks)
@@ -115,25 +113,25 @@ def chosen_subgroup(group: Group, ranks: Iterable[Any], occasions: Counter[tuple
     return SubgroupSpec(subgroup_id(group, _GROUP, occasions[listed], listed), listed)
 
 
-def subgroup_id(group: Group, way: int, occasion: int, ranks: Sequence[Rank]) -> int:
-    """Return an id that is the same on all members and different for every other sub-communicator."""
-    facts = (group.communicator, group.matching.generation, way, occasion, *ranks)
+def subgroup_id(group: Group, kind: int, occasion: int, ranks: Sequence[Rank]) -> int:
+    """Return an id that only the members of this sub-communicator share."""
+    facts = (group.communicator, group.matching.generation, kind, occasion, *ranks)
     digest = hashlib.sha256(np.array(facts, np.uint64).tobytes()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMethods, RecoveryMethods, ElasticMethods):
-    """A group of nodes that communicate, each with a rank. Immutable. Several threads may use it; collectives must be
-    called in the same order on all ranks, also when several threads of a rank call them.
+    """A group of nodes that communicate, each with a rank. Immutable. Any thread may use it, but all ranks must call
+    collectives in the same order, also across threads.
 
-    Use it as a context manager, or close it. On close, messages already sent are still delivered; then the others are
-    notified that this node left. Closing a communicator made by `split` or `group` is local.
+    Use it as a context manager, or close it. Closing delivers messages already sent, then tells the others that this
+    node left. Closing a communicator made by `split` or `group` is local.
     """
 
     def __init__(self, generation: Generation, runtime: NodeRuntime, close: Callable[[], None]) -> None:
-        """`close` releases what it uses."""
         self._generation = generation
         self._runtime = runtime
+        self._resolver = ErrorResolver(runtime.successors, generation, self)
         self._can_retract = False
         self._context = context = generation.context
         self._group = context.group
@@ -145,7 +143,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # calls of group() for each list of ranks
         self._remote_calls = RemoteCalls(context.group, VALUES, context.config, generation.registry)
         generation.when_closed.append(self._remote_calls.close)
-        self.start: Final = Starter(context, self._seconds, self, self._remote_calls)
+        self.start: Final = Starter(context, self._seconds, self._resolver, self._remote_calls)
         """All operations as non-blocking ones: each returns a Request at once."""
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -172,12 +170,12 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
 
     @property
     def host(self) -> str:
-        """Id of this host. Ranks with the same id run on the same machine."""
+        """Id of this host. Ranks on the same machine have the same id."""
         return self.membership.member(self.rank).host
 
     @property
     def local_rank(self) -> int:
-        """Index of this rank among the ranks of this host."""
+        """Index of this rank among this host's ranks."""
         return self.membership.local_rank(self.rank)
 
     @property
@@ -187,7 +185,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
 
     @property
     def id(self) -> int:
-        """Id of the communicator, the same on all its members. 0 is the cluster's first communicator."""
+        """Id of the communicator, the same on all members. 0: the cluster's first communicator."""
         return self._group.communicator
 
     @property
@@ -234,18 +232,18 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
     # -- sub-communicators -----------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Communicator | None:
-        """Make one communicator for each colour. All ranks must call it. Ranks are ordered by key, then by rank here.
+        """Make one communicator per colour, with ranks ordered by key, then by rank here. All ranks must call it.
+        Returns None if `color` is None.
 
-        Returns None if `color` is None. The new communicator has its own messages and collectives and may be used at
-        the same time as this one.
+        It has its own messages and collectives, and can be used at the same time as this one.
         """
         seconds = self._seconds(timeout)
         part = self._run_collective(propose_split(self._context, color, key), seconds)
         return None if part is None else self._make(part, seconds)
 
     def group(self, ranks: Iterable[Rank], *, timeout: float | None = None) -> Communicator | None:
-        """Make a communicator of these ranks, in the given order. All of them must call it with the same list. Other
-        ranks may call it and get None at once.
+        """Make a communicator of these ranks, in the given order. All of them must call it with the same list; others
+        get None at once.
         """
         seconds = self._seconds(timeout)
         part = chosen_subgroup(self._group, ranks, self._groups)
@@ -256,7 +254,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         try:
             generation = self._runtime.successors.begin(membership, part.communicator, deadline_after(seconds))
         except NexarError as error:
-            raise self.resolve_error(error) from None
+            raise self._resolver.resolve_error(error) from None
         made: Communicator = self._runtime.successors.wrap(generation)
         return made
 
@@ -266,8 +264,8 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         """Return counters: calls, bytes and seconds by operation; waiting time by rank; arrival times by operation and
         rank (`arrivals`, without calls that ended at once); counters of each link.
 
-        `buffers`: this node's pool for unexpected messages, with the hit rate of each size. `staging`: this process's
-        host memory for devices, by adapter. `relay`: traffic that this node forwarded for others.
+        `buffers`: this node's pool for unexpected messages, with the hit rate per size. `staging`: host memory for
+        devices, by adapter. `relay`: traffic forwarded for others.
         """
         links = {rank: link.stats() for rank, link in self._group.links().items()}
         buffers = self._group.router.pool.stats().facts()
@@ -276,7 +274,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         return {**self._context.call_log.stats(), **facts}
 
     def stragglers(self) -> list[Straggler]:
-        """Return the ranks that other ranks wait for in collectives, worst first."""
+        """Return the ranks that others wait for in collectives, worst first."""
         return self._context.call_log.stragglers()
 
     # -- closing ---------------------------------------------------------------------------------------
@@ -292,25 +290,18 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
             self._close()
 
     def __enter__(self) -> Self:
-        """Raises UsageError if it is closed."""
         self._check_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it. If an exception leaves the block, the other ranks raise with its traceback."""
+        """Close it. After an exception, the other ranks raise with its traceback."""
         clean = isinstance(error, SystemExit) and not error.code
         self._leave(None if clean else error, traceback)
 
     def _call(self, work: PendingCollective, timeout: float) -> Any:
         return self._run_collective(work, timeout)
-
-    def resolve_error(self, error: BaseException) -> BaseException:
-        return self._runtime.successors.resolve_error(self._generation, error)
-
-    def outcome_after(self, error: BaseException) -> Operation | None:
-        return self._runtime.successors.outcome_after(self._generation, error)
 
     def _run_operation(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
         try:
@@ -342,7 +333,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
             raise self._resolved(error) from None
 
     def _resolved(self, error: NexarError) -> BaseException:
-        final = self.resolve_error(error)
+        final = self._resolver.resolve_error(error)
         if final is not error:
             for note in getattr(error, "__notes__", ()):
                 final.add_note(note)
@@ -350,7 +341,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         return final
 
     def _check_serving(self) -> None:
-        """Successors share the served functions, so the newest successor decides whether serving is possible."""
+        """Successors share the served functions, so the newest one decides."""
         newest: Communicator = self._generation.successor or self
         newest._check_open()
         if newest._generation.successor is None:

@@ -1,4 +1,4 @@
-"""Membership changes by agreement: members join and leave at a checkpoint, a collective of all ranks."""
+"""Membership changes by agreement: members join and leave at a checkpoint, a collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from nexar.cluster.decisions.membership_events import ChangeRequested
 from nexar.cluster.decisions.resize import Resize, ResizeRequest, decode_resize_request, encode_resize_request, resize
 from nexar.cluster.membership import WORLD
-from nexar.collectives.fingerprint import OperationCode, operation_name
+from nexar.collectives.fingerprint import operation_name
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.requests import PendingCollective
 from nexar.communicator.generation import Generation
 from nexar.communicator.object_calls import all_gather_object, broadcast_object
@@ -29,8 +30,8 @@ from nexar.errors import (
     PeerMisbehaved,
     RecoveryTimeout,
     UsageError,
+    error_text,
     sendable,
-    told,
 )
 from nexar.group import deadline_after
 from nexar.types import NodeId, Rank, whole
@@ -48,9 +49,9 @@ class Checkpoint:
     """The changes made at a checkpoint."""
 
     communicator: Communicator | None
-    """The communicator to continue with; None: this rank has left."""
+    """Continue with it; None: this rank has left."""
     joined: tuple[Rank, ...]
-    """New ranks, as ranks of the new communicator."""
+    """New ranks in the new communicator."""
     left: Mapping[Rank, str]
     """Old rank to the reason why it left."""
 
@@ -74,19 +75,19 @@ class ElasticMethods(ABC):
 
     @property
     def state(self) -> Any:
-        """The value that `state()` of a member returned for this node when it joined; None for the first members."""
+        """The result of a member's `state()` for this node when it joined; None for the first members."""
         return self._runtime.state
 
     def checkpoint(self, state: Callable[[], Any] | None = None, *, timeout: float | None = None) -> Checkpoint | None:
-        """Admit waiting joiners and let leaving ranks go. All ranks must call it. Returns the changes, or None if
-        nothing changed; then it was a barrier. With fewer ranks than `elastic_min_world_size` it waits for joiners.
+        """Admit waiting joiners and release leaving ranks. All ranks must call it. Returns the changes, or None if
+        there are none: then it was a barrier. With fewer ranks than `elastic_min_world_size` it waits for joiners.
 
-        `state()` is called on one rank, only if joiners wait. Each joiner finds its result in `comm.state` before it
-        becomes a member. The result may be any value that `send_object` can send.
+        If joiners wait, one rank calls `state()`. Each joiner has the result, any value that `send_object` can send,
+        in `comm.state` before it becomes a member.
 
-        Raises MembershipChanged if a rank dies meanwhile; call it again on the successor. If a rank closed before, this
-        returns the successor and the ranks that left, and admits joiners only at the next checkpoint. `timeout`
-        defaults to the setting `elastic_checkpoint_timeout`.
+        MembershipChanged if a rank dies meanwhile: call it again on the successor. If a rank closed before, this
+        returns the successor and the ranks that left; joiners are admitted at the next checkpoint. `timeout` defaults
+        to the setting `elastic_checkpoint_timeout`.
         """
         config = self._runtime.node.config
         wanted = max(0, config.elastic_min_world_size - self._generation.group.size)
@@ -95,21 +96,19 @@ class ElasticMethods(ABC):
     def grow(
         self, n: int, state: Callable[[], Any] | None = None, *, timeout: float | None = None
     ) -> Checkpoint | None:
-        """As `checkpoint`, when n joiners wait. Raises OperationTimeout if they do not come in time."""
+        """As `checkpoint`, once n joiners wait. OperationTimeout if they do not come in time."""
         number = whole(n)
         if number is None or number < 1:
             raise UsageError(f"grow({n!r}): give the number of joiners, at least 1")
         return self._resize(OperationCode.GROW, number, state, timeout)
 
     def leave(self) -> None:
-        """Leave at the next checkpoint. On this rank that checkpoint returns `communicator` None, and its communicators
-        end.
-        """
+        """Leave at the next checkpoint, which returns `communicator` None here. This rank's communicators end."""
         self._checked(None)
         self._runtime.checkpoint_requests.leave()
 
     def remove(self, rank: Rank, reason: str = "") -> None:
-        """Ask a rank, which may be this one, to leave at the next checkpoint."""
+        """Ask a rank (this one too) to leave at the next checkpoint."""
         self._checked(None)
         member = self._generation.membership.member(self._generation.group.check(rank))
         self._runtime.checkpoint_requests.remove(member.node, sendable(reason))
@@ -123,8 +122,8 @@ class ElasticMethods(ABC):
     def _resize(
         self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, timeout: float | None
     ) -> Checkpoint | None:
-        """The other ranks may be faster: their agreed change, or the one they need because a rank closed, may arrive
-        while this rank is still in the call or before it. Only a change because of a death is raised.
+        """A change agreed on by faster ranks, or after a close, may arrive before or during this rank's call. Only a
+        change caused by a death is raised.
         """
         seconds = 0.0
         try:
@@ -151,14 +150,12 @@ class ElasticMethods(ABC):
         return Checkpoint(successor, joined, self._generation.gone)
 
     def _plan(self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, seconds: float) -> Resize:
-        """Return the agreed changes, the same on all ranks, after the joiners got the state."""
         deadline = deadline_after(seconds)
         plan = self._agree_on_plan(code, wanted, seconds)
         self._runtime.expect(plan.joined)
         return self._transfer_state(code, plan, state, max(0.001, deadline - time.monotonic())) if plan.joined else plan
 
     def _agree_on_plan(self, code: OperationCode, wanted: int, seconds: float) -> Resize:
-        """Gather every rank's request. Rank 0 first waits for joiners if `wanted`."""
         runtime, group = self._runtime, self._generation.group
         late = wanted and group.rank == 0 and not self._joiners_come(wanted, seconds)
         config = runtime.node.config
@@ -169,9 +166,9 @@ class ElasticMethods(ABC):
             mine = replace(mine, complaint=f"joiners: {wanted} are needed, {len(mine.waiting)} wait")
         self._seconds(seconds)  # raises if the communicator ended during the wait
         work = all_gather_object(self._generation.context, encode_resize_request(mine), pickle=False, code=code)
-        told = self._call(work, seconds + _GRACE if wanted else seconds)
-        checkpoint_requests = [_read(rank, each) for rank, each in enumerate(told)]
-        complaint = next((wish.complaint for wish in checkpoint_requests if wish.complaint), "")
+        answers = self._call(work, seconds + _GRACE if wanted else seconds)
+        checkpoint_requests = [_read(rank, each) for rank, each in enumerate(answers)]
+        complaint = next((each.complaint for each in checkpoint_requests if each.complaint), "")
         if complaint:
             raise OperationTimeout(operation=operation_name(code), waiting_for=foreign_line(complaint), timeout=seconds)
         return resize(
@@ -182,19 +179,19 @@ class ElasticMethods(ABC):
         )
 
     def _joiners_come(self, wanted: int, seconds: float) -> bool:
-        """Wait for joiners. False: timeout, or this communicator has ended; the next call raises the reason."""
+        """False: timeout, or this communicator ended; the next call raises why."""
         checkpoint_requests, mine, node = (
             self._runtime.checkpoint_requests,
             self._generation.cancel_token,
             self._runtime.node.cancel_token,
         )
-        with mine.waking(checkpoint_requests.look), node.waking(checkpoint_requests.look):
+        with mine.waking(checkpoint_requests.recheck), node.waking(checkpoint_requests.recheck):
             return checkpoint_requests.wait(wanted, seconds, lambda: mine.is_cancelled or node.is_cancelled)
 
     def _transfer_state(
         self, code: OperationCode, plan: Resize, state: Callable[[], Any] | None, seconds: float
     ) -> Resize:
-        """The lowest rank that stays sends the state to the joiners. A joiner that does not get it is not admitted."""
+        """The lowest remaining rank sends it. Joiners that do not get it are not admitted."""
         leaving = {departure.node for departure in plan.left}
         members = self._generation.membership.members
         sender = next(rank for rank, member in enumerate(members) if member.node not in leaving)
@@ -204,7 +201,7 @@ class ElasticMethods(ABC):
             try:
                 answer = self._send_state(plan, state, seconds), ""
             except BaseException as error:  # noqa: BLE001 - raised below, after the other ranks know
-                failure, answer = error, ((), f"{type(error).__name__}: {told(error)}".removesuffix(": "))
+                failure, answer = error, ((), f"{type(error).__name__}: {error_text(error)}".removesuffix(": "))
         self._seconds(seconds)  # raises if the communicator ended meanwhile
         work = broadcast_object(self._generation.context, answer, sender, pickle=False, code=code)
         fit, reason = self._call(work, seconds + _GRACE)
@@ -235,7 +232,6 @@ class ElasticMethods(ABC):
             )
 
     def _apply_plan(self, plan: Resize, seconds: float) -> NoReturn:
-        """Request the change, wait for it and raise the outcome of this generation."""
         runtime, generation = self._runtime, self._generation
         runtime.membership_service.put(
             ChangeRequested(joined=plan.joined, left=plan.left, epoch=generation.membership.epoch)
@@ -245,8 +241,8 @@ class ElasticMethods(ABC):
         raise RecoveryTimeout(missing_votes=runtime.successor_requests.missing(generation), timeout=seconds)
 
 
-def _read(rank: Rank, told: Any) -> ResizeRequest:
+def _read(rank: Rank, request: Any) -> ResizeRequest:
     try:
-        return decode_resize_request(told)
+        return decode_resize_request(request)
     except (ValueError, TypeError) as error:
         raise PeerMisbehaved(rank=rank, what=f"it sent an invalid request to a checkpoint: {error}") from error

@@ -1,6 +1,6 @@
 """Events about members, delivered by an async iterator or a callback.
 
-Publishing never blocks: each subscription has a bounded queue that keeps the newest events and counts dropped ones.
+Publishing never blocks: each bounded queue drops and counts its oldest events.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FailureEvent:
-    """An observation about one rank. It may be revoked ("back"); only a MembershipEvent reports a change of members."""
+    """An observation about one rank, which "back" revokes. Only a MembershipEvent reports a change of members."""
 
     rank: Rank
     """Rank in the membership of `epoch`."""
     node: NodeId
     cause: str
-    """How it was observed; text for people."""
+    """How it was observed, as text."""
     state: Literal["lost", "stuck", "left", "back"]
     """"lost": unreachable. "stuck": alive without progress. "left": it closed. "back": reachable or progressing again.
     """
@@ -53,19 +53,19 @@ class MembershipEvent:
     old_size: int
     size: int
     old_rank: Rank | None
-    """This process's rank before; None: it has just joined."""
+    """This process's rank before; None: it just joined."""
     rank: Rank
     """This process's rank now."""
     joined: tuple[Rank, ...]
-    """Ranks of the successor that are new."""
+    """New ranks of the successor."""
     left: Mapping[Rank, str]
-    """Old rank to the reason why it is gone."""
+    """Old rank to the reason why it left."""
     communicator: Any
     """The successor."""
 
 
 class EventFeed(Generic[T]):
-    """Publishes events of one kind. Any thread. Closing it ends every subscription."""
+    """Publishes events of one kind. Any thread. Closing it ends its subscriptions."""
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
@@ -78,14 +78,12 @@ class EventFeed(Generic[T]):
         self._awaited: set[Subscription[T]] = set()
 
     def publish(self, event: T) -> None:
-        """Never blocks. No effect once the feed is closed."""
+        """Never blocks. No effect once closed."""
         for each in self._subscriptions():
             each.put(event)
 
     def subscribe(self, callback: Callable[[T], object] | None = None) -> Subscription[T]:
-        """Return a subscription to later events. A thread of the feed calls `callback`, in order. On a closed feed the
-        subscription has ended.
-        """
+        """A thread calls `callback`, in order. On a closed feed the subscription has ended."""
         subscription = Subscription(self, callback)
         subscription.begin()
         with self._lock:
@@ -97,9 +95,7 @@ class EventFeed(Generic[T]):
         return subscription
 
     def close(self) -> None:
-        """End all subscriptions after the events published so far. Blocks until callbacks have returned, up to a limit
-        with a warning. Idempotent.
-        """
+        """End all subscriptions after the events published so far. Waits for callbacks, with a limit. Idempotent."""
         with self._lock:
             self._closed = True
         subscriptions = self._subscriptions()
@@ -123,7 +119,7 @@ class EventFeed(Generic[T]):
 
 
 class FailureFeed(EventFeed[FailureEvent]):
-    """Observations about members. A loss is published once: nothing follows about that member until it is back."""
+    """Publishes nothing about a lost member until it is back."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -143,16 +139,16 @@ class FailureFeed(EventFeed[FailureEvent]):
 
 
 class Subscription(Generic[T]):
-    """The events of one listener, in the order of publication. A context manager that closes it.
+    """Events of one listener, in order of publication. A context manager that closes it.
 
     Without a callback it is an async iterator for one task: `async for event in comm.failure_events()`. It ends when
-    the communicator is closed or when nothing refers to the subscription. With a callback, a thread of nexar calls it
-    for each event until the subscription is closed; exceptions of the callback are logged.
+    the communicator is closed or nothing refers to it. With a callback, a thread of nexar calls it for each event
+    until the subscription is closed, and logs its exceptions.
     """
 
     def __init__(self, feed: EventFeed[T], callback: Callable[[T], object] | None) -> None:
         self.dropped = 0
-        """Events lost because the listener's queue was full. Written by the publishing thread."""
+        """Events lost because the queue was full. Written by the publishing thread."""
         self._feed = feed
         self._callback = callback
         self._condition = threading.Condition()
@@ -164,9 +160,7 @@ class Subscription(Generic[T]):
     # -- called by the feed ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Called once, by the feed. The thread is a daemon, so a callback that never returns does not block process
-        exit.
-        """
+        """Called once, by the feed. A daemon thread: a callback that hangs does not block process exit."""
         if self._callback is not None:
             self._thread = threading.Thread(
                 target=self._call_back, args=(self._callback,), name=f"nexar-{self._feed.name}", daemon=True
@@ -189,7 +183,6 @@ class Subscription(Generic[T]):
             self._notify()
 
     def join(self) -> None:
-        """Wait for a running callback, up to a limit; not from the callback itself."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -204,8 +197,8 @@ class Subscription(Generic[T]):
     # -- called by the listener --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop delivering events. Blocks until a running callback has returned, up to 5 seconds with a warning.
-        Idempotent. A callback may close its own subscription.
+        """Stop delivering events. Waits for a running callback, up to 5 seconds with a warning. Idempotent. A callback
+        may close its own subscription.
         """
         with self._condition:
             self._events.clear()
@@ -225,7 +218,7 @@ class Subscription(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Return the next event. UsageError if a callback or another task receives the events."""
+        """Return the next event. UsageError if a callback or another task receives them."""
         from asyncio import get_running_loop  # noqa: PLC0415 - already loaded for callers that await; a cost for others
 
         loop = get_running_loop()

@@ -1,10 +1,9 @@
-"""One generation of a communicator at this node: its making, its state and its outcome.
+"""One generation of a communicator at this node: its build, state and outcome.
 
-The members of a new generation first exchange how many calls they completed in the old one (`exchange_completed`), by
-dissemination: in round i each rank sends its minimum and maximum 2**i ranks further. A minimum may count a value twice,
-so after ⌈log₂ n⌉ rounds every rank has it, and no rank has it before every rank has taken part. Call numbers are
-comparable only within one generation. When changes follow closely, members may come from different generations; then no
-call is known to be completed by all.
+Members of a new generation first agree on the last call that all completed (`exchange_completed`), by dissemination:
+in round i each rank sends its minimum and maximum 2**i ranks further. Counting a value twice does not change a
+minimum, so after ⌈log₂ n⌉ rounds every rank has it, and none before all took part. Call numbers of different
+generations are not comparable: then no call counts as completed by all.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ from nexar.wire.text import foreign_lines
 
 
 class GenerationOutcome(Operation):
-    """Finished when the generation ends; its error says why and carries the successor. Any thread may wait; an
-    abandoned wait does not change it.
-    """
+    """Finished when the generation ends; its error carries the successor. Any thread may wait."""
 
     __slots__ = ("_progress",)
 
@@ -65,7 +62,7 @@ class GenerationOutcome(Operation):
         """An abandoned wait has no effect."""
 
     def resolve(self, error: NexarError) -> None:
-        """Set or replace the outcome: NoQuorum may be followed by a successor. Call it without the node's lock."""
+        """Set or replace the outcome: a successor may follow NoQuorum. Not under the node's lock."""
         with self.lock:
             if self.done:
                 self.error = error
@@ -80,14 +77,13 @@ class GenerationOutcome(Operation):
 
 
 class Generation:
-    """Immutable except for its end: `interrupt` ends every call at once, `outcome` is the error to raise."""
+    """Immutable except for its end: `interrupt` ends every call, `outcome` is the error to raise."""
 
     def __init__(self, context: CollectiveContext, close: Callable[[], None]) -> None:
-        """`close` is called once and frees its resources."""
         # The functions it serves. A successor inherits these and the feeds before it is shared.
         self.registry = Registry()
-        self.failures = FailureFeed("nexar-failures")
-        self.memberships: EventFeed[MembershipEvent] = EventFeed("nexar-memberships")
+        self.failures = FailureFeed("failures")
+        self.memberships: EventFeed[MembershipEvent] = EventFeed("memberships")
         self.context: Final = context
         self.group: Final = context.group
         self.communicator: Final = context.group.communicator
@@ -121,7 +117,7 @@ class Generation:
         self.cancel_token: Final = CancelToken()
 
     def close(self) -> None:
-        """Free its resources. Idempotent; the user may close it while its successor is handed over."""
+        """Free its resources. Idempotent, also during the hand-over to its successor."""
         with self._closing:
             first, self._freed = not self._freed, True
         if first:
@@ -133,10 +129,10 @@ class Generation:
             callback()
 
     def close_in_background(self, successor: Generation) -> None:
-        """Close it in a thread that ends before its successor is closed. Closing waits for remote calls in progress;
-        neither the next build nor its waiters may wait for these.
+        """Close it in a thread that ends before its successor is closed: the next build must not wait for remote calls
+        in progress.
         """
-        thread = threading.Thread(target=self.close, name="nexar-lineage-clearing", daemon=True)
+        thread = threading.Thread(target=self.close, name="nexar-generation-close", daemon=True)
         with successor._closing:
             run_in_thread = not successor._closed
             if run_in_thread:
@@ -150,7 +146,7 @@ class Generation:
         self.ancestors = WeakSet([old, *old.ancestors])
 
     def end(self) -> None:
-        """Close it and its feeds: it will have no successor."""
+        """Close it and its feeds, without a successor."""
         self.close()
         self.failures.close()
         self.memberships.close()
@@ -169,12 +165,11 @@ class Generation:
 
     @property
     def is_blocked_by_close(self) -> bool:
-        """The outcome is that a member closed it, which prevents a successor for now."""
         return isinstance(self.outcome.error, Revoked) and self.outcome.error.closed
 
-    def bar(self, target: Membership) -> Revoked | None:
-        """Return why no successor with these members can be made: one of them closed this generation. Under the lock of
-        Successors.
+    def close_error(self, target: Membership) -> Revoked | None:
+        """Return the error if one of these members closed this generation: no successor with it is made. Under the
+        lock of Successors.
         """
         for rank, member in enumerate(self.membership.members):
             if member.node in self.closed_by_nodes and target.rank_of(member.node) is not None:
@@ -183,17 +178,16 @@ class Generation:
         return None
 
     def interrupt(self, error: NexarError | None = None) -> None:
-        """End every pending and later call and release its buffers. Call it without the node's lock. Idempotent."""
+        """End every pending and later call and release its buffers. Not under the node's lock. Idempotent."""
         self.interrupted = True
         self.context.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
         self.cancel_token.cancel()
 
     def next_membership(self, world: Membership, changes: Sequence[Change]) -> Membership | None:
-        """Return the members after these changes of the world, the same on all of them; None if not concerned."""
+        """None: these changes of the world do not concern it."""
         return next_generation(self.communicator, self.membership, world, changes)
 
     def publish_departures(self, change: Change) -> None:
-        """Publish quiet departures. Members with a link to the node know already; the feed drops duplicates."""
         for departure in change.left:
             rank = self.membership.rank_of(departure.node)
             if departure.quiet and rank is not None:
@@ -223,7 +217,6 @@ class Generation:
         return NoQuorum(alive=ranks(stall.alive), needed=stall.needed, left=ranks(stall.left))
 
     def loss(self) -> PeerLost:
-        """Return the error for calls under the manual policy, where the user asks for the successor."""
         rank = next(iter(self.gone), None)
         cause = "its link was lost" if rank is None else self.gone[rank]
         node = None if rank is None else self.membership.members[rank].node
@@ -239,10 +232,10 @@ class Generation:
 
 # No collective has this number.
 SEQUENCE: Final = (1 << 64) - 2
-# Of a member without a completed call.
-NOTHING: Final = -1
-# Of a new member: the other members' numbers count.
-ANYTHING: Final = (1 << 63) - 1
+# The number of a member that has completed no call.
+NONE_COMPLETED: Final = -1
+# The number of a new member: it does not affect the minimum.
+UNCONSTRAINED: Final = (1 << 63) - 1
 _RANGE: Final = struct.Struct("<qqq")
 
 
@@ -251,16 +244,14 @@ class CompletedCalls(NamedTuple):
 
     # its previous generation
     generation: int
-    # NOTHING if none
+    # NONE_COMPLETED if none
     number: int
 
 
-NEWCOMER: Final = CompletedCalls(ANYTHING, ANYTHING)
+NEW_MEMBER: Final = CompletedCalls(UNCONSTRAINED, UNCONSTRAINED)
 
 
 class _CompletedRange(NamedTuple):
-    """Minimum and maximum of the values received so far."""
-
     least: int
     oldest: int
     newest: int
@@ -272,16 +263,16 @@ class _CompletedRange(NamedTuple):
 
 
 def exchange_completed(group: Group, mine: CompletedCalls, deadline: float) -> int:
-    """Return the last call that all members completed. NOTHING if there is none or they come from different
-    generations; ANYTHING if all are new. Blocks until all take part. Raises PeerLost or OperationTimeout.
+    """Return the last call that all members completed: NONE_COMPLETED also if their generations differ, UNCONSTRAINED
+    if all are new. Blocks until all take part. Raises PeerLost or OperationTimeout.
     """
-    is_new = mine == NEWCOMER
-    known = _CompletedRange(mine.number, mine.generation, NOTHING if is_new else mine.generation)
+    is_new = mine == NEW_MEMBER
+    known = _CompletedRange(mine.number, mine.generation, NONE_COMPLETED if is_new else mine.generation)
     distance, step = 1, 0
     while distance < group.size:
         known = known.merged(_exchange(group, known, distance, step, deadline))
         distance, step = 2 * distance, step + 1
-    return known.least if known.newest in (NOTHING, known.oldest) else NOTHING
+    return known.least if known.newest in (NONE_COMPLETED, known.oldest) else NONE_COMPLETED
 
 
 def _exchange(group: Group, known: _CompletedRange, distance: int, step: int, deadline: float) -> _CompletedRange:
@@ -297,7 +288,7 @@ def _exchange(group: Group, known: _CompletedRange, distance: int, step: int, de
 
 
 class GenerationBuilder:
-    """Makes the generations of one node. Any thread."""
+    """Makes this node's generations. Any thread."""
 
     def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
         self.config = config
@@ -306,8 +297,8 @@ class GenerationBuilder:
         self._activity = NodeActivity(node.progress)
 
     def lose(self, node: NodeId, cause: str) -> None:
-        """Fail every operation that waits for a node which is no longer a member. Messages it sent before can still be
-        received; if some may still arrive, the end of its link fails the operations instead.
+        """Fail operations that wait for a former member. Its earlier messages can still be received; if some may still
+        arrive, the end of its link fails them instead.
         """
         if self._mesh.quiet_leavers.has(node):
             return
@@ -325,21 +316,21 @@ class GenerationBuilder:
         completed: CompletedCalls | None = None,
         begun: Callable[[Group], None] | None = None,
     ) -> tuple[Generation, int]:
-        """Make a generation together with all its members, numbered by the membership's epoch. `completed`: what this
-        member completed in the generation before; the second result is what all completed. `begun` gets the group:
-        closing it aborts the making. Raises PeerLost or OperationTimeout and leaves nothing behind.
+        """Make a generation together with its members, numbered by the membership's epoch. `completed`: this member's
+        last call in the one before; the second result: that of all. Closing the group given to `begun` aborts the
+        build. Raises PeerLost or OperationTimeout and leaves nothing behind.
         """
         with ExitStack() as undo:
             group = Group(self._node, self._mesh, membership, communicator, membership.epoch)
             undo.callback(group.close)
             if begun is not None:
                 begun(group)
-            if communicator == WORLD and self._node.meets_strangers:
+            if communicator == WORLD and self._node.has_remote_peers:
                 self._open_links(membership, deadline)
-            least = ANYTHING if completed is None else exchange_completed(group, completed, deadline)
+            least = UNCONSTRAINED if completed is None else exchange_completed(group, completed, deadline)
             directory = self.config.trace_dir
             kept = KEPT if directory is None else TRACED
-            call_log = CallLog(group, kept=kept, beside=self._activity.beside)
+            call_log = CallLog(group, kept=kept, other_activity=self._activity.outside_of)
             self._activity.add(call_log)
             undo.callback(self._activity.remove, call_log)
             if directory is not None:

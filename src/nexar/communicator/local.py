@@ -1,7 +1,7 @@
-"""A world of threads in one process, on the memory transport, for notebooks and tests.
+"""A world of threads in one process, on the memory transport.
 
-A local seed voter stands in for the seed, so membership changes follow the same rules as elsewhere. One process cannot
-be partitioned, so the remaining ranks can always continue.
+A local seed voter replaces the seed, so membership changes follow the same rules. One process cannot be partitioned,
+so the remaining ranks can always continue.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def local_seed() -> PinnedNode:
 
 
 class LocalSeedVoter:
-    """The seed's vote in one local world. Any thread."""
+    """The seed's vote in a local world. Any thread."""
 
     def __init__(self, membership: Membership) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class LocalSeedVoter:
         self._queue = SerialQueue(self._do)  # filled under the lock
 
     def introduce(self, node: NodeId, receive: Callable[[Message], None]) -> Callable[[Message], bool]:
-        """Register a node, whose messages go to `receive`; return the function by which it sends to the seed."""
+        """Register a node that receives by `receive`; return the function by which it sends to the seed."""
         self._receivers[node] = receive
 
         def send(message: Message) -> bool:
@@ -91,8 +91,8 @@ _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
 def local_communicators(
     size: Any, config: Config, beside: Callable[[NodeRuntime, Rank], Callable[[], None]] | None = None
 ) -> Iterator[list[Communicator]]:
-    """Yield one communicator for each rank, each for a thread of its own; close all at the end. `beside` is called with
-    each node; its result is called first on close.
+    """Yield a communicator per rank, each for its own thread; close all at the end. `beside` is called with each node;
+    its result is called first on close.
     """
     number = whole(size)
     if number is None or number < 1:
@@ -122,8 +122,8 @@ def _open_all(meshes: list[Mesh], deadline: float) -> None:
 
 
 def _runtime(node: Node, membership: Membership, seed_voter: LocalSeedVoter) -> NodeRuntime:
-    mesh, board = open_mesh(node)
-    runtime = NodeRuntime(node, mesh, board, membership)
+    mesh = open_mesh(node)
+    runtime = NodeRuntime(node, mesh, membership)
     runtime.send_to_seed = seed_voter.introduce(node.id, runtime.seed_message)
     mesh.adopt(membership)
     return runtime

@@ -21,8 +21,8 @@ _POLL_SECONDS: Final = 1e-4  # one poll of the network
 
 class MessageMethods(ABC):
     """Messages between two ranks. A message without a tag (`tag=None`) matches only receives without one. `timeout`
-    defaults to the setting `collective_timeout`. OperationTimeout names the ranks that did not take part; PeerLost
-    names a lost rank. With `return_source`, a receive returns (result, Source), where Source has `rank` and `tag`.
+    defaults to the setting `collective_timeout`. OperationTimeout names the missing ranks, PeerLost a lost one.
+    With `return_source`, a receive returns (result, Source).
     """
 
     _group: Group
@@ -31,20 +31,16 @@ class MessageMethods(ABC):
 
     @abstractmethod
     def _deadline(self, timeout: Any) -> float:
-        """Return the deadline of a call that begins now. UsageError for an invalid timeout or on a closed
-        communicator.
-        """
+        """UsageError if `timeout` is invalid or the communicator closed."""
 
     @abstractmethod
     def _run_operation(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
-        """Wait for the operation, or let it run in the background. `taken` collects its receives (point_to_point)."""
+        """Wait for the operation, or let it run in the background."""
 
     # -- arrays ----------------------------------------------------------------------------------------
 
     def send(self, array: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> Any:
-        """Send an array. Blocks until the array may be changed: a small one may still be in flight, a large one is with
-        the receiver.
-        """
+        """Send an array. Blocks until it may be changed: a small one may be in flight, a large one has arrived."""
         deadline = self._deadline(timeout)
         return self._run_operation(point_to_point.send(self._group, array, dest, tag, deadline), deadline)
 
@@ -72,11 +68,11 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Receive into `into`, which must have the message's size and dtype, and return it. Without it, return a new
+        """Receive into `into`, which must have the message's size and dtype, and return it; without it, return a new
         array.
 
-        BufferMismatch: the message does not fit; it stays and can be received by another call. A non-contiguous array
-        is filled only when the whole message has arrived.
+        BufferMismatch if the message does not fit; it stays for another receive. A non-contiguous array is filled
+        after the whole message has arrived.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -96,8 +92,8 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Send and receive at the same time, so that ranks in a ring do not deadlock. `into` may be `array`. `tag`
-        applies to both directions unless `sendtag` or `recvtag` is given.
+        """Send and receive at the same time, without deadlock. `into` may be `array`. `sendtag` and `recvtag` override
+        `tag`.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -111,9 +107,8 @@ class MessageMethods(ABC):
     def probe(
         self, source: Rank = ANY_SOURCE, tag: int | None = None, *, timeout: float | None = None
     ) -> MessageInfo | None:
-        """Wait for a message that such a receive would take, and describe it. The message is not received.
-
-        `timeout=0` does not wait: it returns None if there is no such message yet.
+        """Wait for a message that such a receive would take; describe it without receiving it. `timeout=0` returns
+        None if there is none yet.
         """
         looking = timeout == 0
         deadline = self._deadline(_POLL_SECONDS if looking else timeout)
@@ -141,8 +136,8 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Return the received bytes, or fill the writable buffer `into`, which must have their length. Arrays can be
-        received as bytes too.
+        """Return the received bytes, or fill the writable buffer `into` of the same length. Also receives arrays as
+        bytes.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -152,7 +147,7 @@ class MessageMethods(ABC):
     def send_iov(
         self, buffers: Sequence[object], dest: Rank, tag: int | None = None, *, timeout: float | None = None
     ) -> Any:
-        """Send the bytes of several buffers as one message, for `recv_iov`. Large buffers are not copied."""
+        """Send several buffers as one message, for `recv_iov`. Large buffers are not copied."""
         deadline = self._deadline(timeout)
         return self._run_operation(point_to_point.send_iov(self._group, buffers, dest, tag, deadline), deadline)
 
@@ -165,10 +160,9 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Fill several buffers in order and return them. Their sizes may differ from the sender's; equal sizes avoid
-        copies.
+        """Fill several buffers in order and return them. Sizes may differ from the sender's; equal sizes avoid copies.
 
-        BufferMismatch if the total size differs; the message stays. After any other error they may be partly filled.
+        BufferMismatch if the total size differs; the message stays. After other errors they may be partly filled.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -186,10 +180,10 @@ class MessageMethods(ABC):
         pickle: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Send a value for `recv_object`: None, numbers, str, bytes, dates and times, lists, tuples, dicts, sets, NumPy
-        arrays, torch tensors.
+        """Send a value for `recv_object`: None, numbers, str, bytes, dates and times, lists, tuples, dicts, sets,
+        NumPy arrays, torch tensors.
 
-        UsageError names a value of another type. With `pickle=True` on both sides nearly every value can be sent.
+        UsageError names a value of another type. `pickle=True` on both sides allows nearly every value.
         """
         deadline = self._deadline(timeout)
         run = point_to_point.send_object(self._group, value, dest, tag, pickle=pickle, deadline=deadline)

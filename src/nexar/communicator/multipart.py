@@ -1,12 +1,11 @@
-"""Messages of several pieces of memory, which are copied together only if they are small.
+"""Messages of several pieces of memory.
 
-The first part goes to the caller's tag. It holds the sizes and, if the message is small, the bytes. Otherwise each
-piece follows as a message of its own, under a number from the first part, so that large pieces are not copied and
-receives for the caller's tag never match them.
+The first part, with the caller's tag, holds the sizes and, of a small message, the bytes. Otherwise each piece follows
+uncopied as its own message, under a number from the first part that no receive for the caller's tag matches.
 
-Law: after a first part the sender sends every piece, or an empty one that means "no more". The receiver of a first part
-takes every piece, gives all back (if cancelled), or drains the rest (if the message failed). So neither leaves anything
-behind at the other, and a cancelled receive loses nothing.
+Invariant: after a first part the sender sends every piece, or an empty one that means "no more". The receiver takes
+every piece, gives all back (if cancelled) or drains the rest (if failed). So neither leaves anything behind, and a
+cancelled receive loses nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from nexar.wire.frame import Space
 
 T = TypeVar("T")
 # An operation in progress. It continues when the operations it yields are done, and returns its result. Close it if one
-# of them failed: then it releases everything.
+# fails: it then releases everything.
 Run: TypeAlias = Generator[Sequence[Operation], None, T]
 
 # Up to this total the pieces are copied into the first part: that costs less than a message each.
 WHOLE_BYTES: Final = 32 << 10
 _HEAD: Final = struct.Struct("<QQ")  # number of sizes, number of the pieces
-_WITHIN: Final = (1 << 64) - 1  # instead of a number: the bytes follow
+_INLINE: Final = (1 << 64) - 1  # instead of a number: the bytes follow
 _ALIGNMENT: Final = 64
 _NOTHING: Final = memoryview(b"")
 
@@ -41,17 +40,17 @@ class PieceTable(NamedTuple):
     """Contents of a first part."""
 
     sizes: tuple[int, ...]
-    # of the following pieces; None: they are in `within`
+    # of the following pieces; None: they are in `inline`
     number: int | None
-    within: tuple[memoryview, ...]
+    inline: tuple[memoryview, ...]
 
 
 def flatten(pieces: Sequence[memoryview]) -> memoryview:
-    """Return all pieces in one aligned buffer."""
+    """All pieces in one aligned buffer."""
     sizes = [len(piece) for piece in pieces]
     starts, end = _starts(sizes)
     row = allocate(end)
-    head = _head(sizes, _WITHIN)
+    head = _head(sizes, _INLINE)
     row[: len(head)] = head
     for start, piece in zip(starts, pieces, strict=True):
         copy(piece, row[start : start + len(piece)])
@@ -59,11 +58,11 @@ def flatten(pieces: Sequence[memoryview]) -> memoryview:
 
 
 def unflatten(row: memoryview) -> tuple[memoryview, ...]:
-    """Return the pieces of a buffer made by `flatten`, sharing its memory. ValueError for other bytes."""
+    """The pieces of a `flatten` buffer, in its memory. ValueError for other bytes."""
     table = read_table(row)
     if table.number is not None:
         raise ValueError("a table without its pieces")
-    return table.within
+    return table.inline
 
 
 def read_table(row: memoryview) -> PieceTable:
@@ -74,7 +73,7 @@ def read_table(row: memoryview) -> PieceTable:
     if count > (len(row) - _HEAD.size) // 8:
         raise ValueError(f"a table of {count} sizes in {len(row)} bytes")
     sizes = struct.unpack_from(f"<{count}Q", row, _HEAD.size)
-    if number != _WITHIN:
+    if number != _INLINE:
         return PieceTable(sizes, number, ())
     starts, end = _starts(sizes)
     if end != len(row):
@@ -102,7 +101,7 @@ def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
 def send_parts(
     group: Group, dest: Rank, pieces: Sequence[memoryview], about: MessageHeader, deadline: float
 ) -> Run[None]:
-    """Send the pieces as one message. `about`: header of the first part, without the total size."""
+    """Send the pieces as one message. `about`: header of the first part."""
     sizes = [len(piece) for piece in pieces]
     total = sum(sizes)
     about = about._replace(elements=total)
@@ -140,10 +139,10 @@ PieceMemory: TypeAlias = Callable[[tuple[int, ...]], Sequence[memoryview]]
 
 
 def receive_parts(
-    group: Group, first: Receive, room: PieceMemory, taken: list[Receive] | None = None
+    group: Group, first: Receive, allocate_pieces: PieceMemory, taken: list[Receive] | None = None
 ) -> Run[Sequence[memoryview]]:
-    """Wait for the posted first part and its pieces, and return the pieces. `room(sizes)` returns their memory; it is
-    not called if the first part holds them. The receives are added to `taken`.
+    """Return the pieces, in memory of `allocate_pieces(sizes)` unless the first part holds them. Adds the receives to
+    `taken`.
     """
     yield from wait_or_undo((first,))
     taken = [] if taken is None else taken
@@ -151,33 +150,33 @@ def receive_parts(
     source = sender_of(group, first)
     table = _table_of(first, source)
     if table.number is None:
-        return table.within
+        return table.inline
     try:
-        rooms = room(table.sizes)
+        memory = allocate_pieces(table.sizes)
     except BaseException:
         first.undo()
         raise
-    pieces = [each for each in rooms if len(each)]
+    pieces = [each for each in memory if len(each)]
     taken += yield from _receive_pieces(group, source, first, pieces, table.number)
-    return rooms
+    return memory
 
 
 def _receive_pieces(
-    group: Group, source: Rank, first: Receive, rooms: Sequence[memoryview], number: int
+    group: Group, source: Rank, first: Receive, pieces: Sequence[memoryview], number: int
 ) -> Run[list[PartReceive]]:
     posted: list[PartReceive] = []
     try:
-        for room in rooms:
-            part = group.post_receive(source, room, space=Space.PART, tag=number, ask=PartReceive)
+        for piece in pieces:
+            part = group.post_receive(source, piece, space=Space.PART, tag=number, ask=PartReceive)
             assert isinstance(part, PartReceive)
             posted.append(part)
         yield posted
     except BaseException:
-        if len(posted) == len(rooms) and not any(part.failed for part in posted):
+        if len(posted) == len(pieces) and not any(part.failed for part in posted):
             undo((*posted, first))
         else:
             _cancel(posted)
-            missing = sum(1 for each in posted if each.error is not None) + len(rooms) - len(posted)
+            missing = sum(1 for each in posted if each.error is not None) + len(pieces) - len(posted)
             group.drain(source, tag=number, parts=missing)
         raise
     return posted
@@ -195,7 +194,7 @@ def _table_of(first: Receive, source: Rank) -> PieceTable:
 
 
 def new_memory(sizes: tuple[int, ...]) -> list[memoryview]:
-    """Allocate memory for each piece. Raises MemoryError: the sizes are the sender's claim."""
+    """Raises MemoryError: the sizes are the sender's claim."""
     try:
         return [allocate(size) for size in sizes]
     except (MemoryError, ValueError) as error:
@@ -203,13 +202,13 @@ def new_memory(sizes: tuple[int, ...]) -> list[memoryview]:
 
 
 def sender_of(group: Group, receive: Receive) -> Rank:
-    """Return the source rank of a finished receive."""
+    """Source rank of a finished receive."""
     node = receive.frame.source
     return group.rank_of(node) if node else group.rank  # a message to itself has no source node
 
 
 def wait_or_undo(operations: Sequence[Operation]) -> Run[None]:
-    """Wait for the operations. On failure undo them, which gives back the messages they took."""
+    """On failure undo all: their messages are given back."""
     try:
         yield operations
     except BaseException:

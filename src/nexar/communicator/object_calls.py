@@ -1,4 +1,4 @@
-"""Collectives of Python objects. Each travels as one row of bytes whose size only its owner knows."""
+"""Collectives of Python objects. Each is one row of bytes whose size only its owner knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nexar.collectives.call import RegionCall
 from nexar.collectives.context import CollectiveContext
 from nexar.collectives.data_movement import all_gather_v, gather_v, scatter
 from nexar.collectives.executor import Run
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, rooted
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.requests import PendingCollective
 from nexar.communicator.multipart import flatten, unflatten
 from nexar.communicator.serialization import ObjectError, decode_object, encode_object
@@ -32,7 +33,7 @@ def broadcast_object(
     pickle: bool,
     code: OperationCode = OperationCode.BROADCAST_OBJECT,
 ) -> PendingCollective:
-    """Start broadcast_object. `code`: the operation that it is a part of."""
+    """Start broadcast_object, or a part of operation `code`."""
     root = context.group.check(root)
     memory = Allocations()
     row = _row(memory, value, pickle=pickle) if context.group.rank == root else None
@@ -56,7 +57,7 @@ def _broadcast(
 def all_gather_object(
     context: CollectiveContext, value: Any, *, pickle: bool, code: OperationCode = OperationCode.ALL_GATHER_OBJECT
 ) -> PendingCollective:
-    """Start all_gather_object. `code`: the operation that it is a part of."""
+    """Start all_gather_object, or a part of operation `code`."""
     memory = Allocations()
     read = _reader(pickle=pickle)
     work = all_gather_v(context, _row(memory, value, pickle=pickle), code)

@@ -1,12 +1,11 @@
 """Point-to-point operations of arrays, bytes, buffers and objects.
 
-Each operation is a generator (multipart.Run): either the calling thread waits for it (`run_to_end`) or the driver
-advances it. Arguments are checked before it waits. A failed or closed operation has released the caller's memory and
-given back the messages it took. A receiving operation adds its receives to `taken` when it succeeds, so that they can
-be undone if its result is not used; without `taken` they cannot be undone.
+Each operation is a generator (multipart.Run): the calling thread waits for it (`run_to_end`), or the driver advances
+it. It checks arguments before it waits. A failed or closed one has released the caller's memory and given back its
+messages. A successful one adds its receives to `taken`, so that they can be undone.
 
-In a list of buffers, a run of small ones is copied into one piece, because a message each would cost more. A piece that
-lies within one receive buffer is received directly into it; others are copied.
+Adjacent small buffers are copied into one piece: a message each would cost more. A piece within one receive buffer is
+received in place; others are copied.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of, dtype_of
-from nexar.arrays.operand import adapt, mirror_of
+from nexar.arrays.operand import adapt, staged_array_of
 from nexar.arrays.views import allocate, as_bytes, code_and_shape, copy, from_bytes
 from nexar.communicator.multipart import Run, T, new_memory, receive_parts, send_parts, sender_of, undo, wait_or_undo
 from nexar.communicator.serialization import ObjectError, decode_object, encode_object
@@ -49,7 +48,7 @@ _RUN_BYTES: Final = 256 << 10
 
 
 def pieces_of(buffers: Sequence[object]) -> list[memoryview]:
-    """Return the pieces to send. UsageError for memory that is not contiguous."""
+    """UsageError for non-contiguous memory."""
     pieces: list[memoryview] = []
     run: list[memoryview] = []
     length = 0
@@ -79,7 +78,7 @@ class BufferSlice(NamedTuple):
 
 
 def cut_pieces(sizes: Sequence[int], lengths: Sequence[int]) -> list[list[BufferSlice]]:
-    """Return where each piece lies in buffers of these lengths, which have the same total."""
+    """Where each piece lies in buffers of these lengths; the totals are equal."""
     cuts: list[list[BufferSlice]] = []
     buffer = start = 0
     for size in sizes:
@@ -100,7 +99,7 @@ class BufferScatter:
     """Receive buffers, filled from pieces."""
 
     def __init__(self, buffers: Sequence[object]) -> None:
-        """UsageError for a buffer that cannot be written."""
+        """UsageError for a read-only buffer."""
         self._rows = [room_for(buffer) for buffer in buffers]
         self.total = sum(len(row) for row in self._rows)
         self._cuts: list[list[BufferSlice]] = []
@@ -142,11 +141,11 @@ class Source(NamedTuple):
 
     rank: Rank
     tag: int | None
-    """None: it was sent without a tag."""
+    """None: sent without a tag."""
 
 
 class SendPayload(NamedTuple):
-    """A message to be posted."""
+    """A message to post."""
 
     data: memoryview
     shape: tuple[int, ...]
@@ -154,7 +153,7 @@ class SendPayload(NamedTuple):
 
 
 def send_payload(array: object, tag: int | None) -> SendPayload:
-    """Return the message for this array; a copy if it is not contiguous. UsageError if it is not an array."""
+    """Copies a non-contiguous array. UsageError if it is not an array."""
     held = as_array(array)
     if not held.flags.c_contiguous:
         held = np.ascontiguousarray(held)
@@ -175,10 +174,10 @@ class ReceiveTarget(NamedTuple):
 
 
 def receive_target(into: object) -> ReceiveTarget:
-    """Return the target for a receive buffer; None: new memory. UsageError if it cannot be written."""
+    """None: new memory. UsageError if `into` is read-only."""
     if into is None:
         return ReceiveTarget(None, 0, _nothing)
-    if not _has_memory(into) and mirror_of(into) is None:
+    if not _has_memory(into) and staged_array_of(into) is None:
         hint = f"; for the message of a rank, write source={into!r}" if whole(into) is not None else ""
         raise UsageError(
             f"nothing can be received into {type(into).__name__}; receive without a buffer, or into an array{hint}"
@@ -192,7 +191,7 @@ def _nothing() -> None: ...
 
 
 def _has_memory(into: object) -> bool:
-    """Whether NumPy shares its memory. It copies a list or a number, and the received data would be lost."""
+    """Data received into NumPy's copy of a list or number would be lost."""
     if isinstance(into, np.generic):
         return False
     try:
@@ -203,7 +202,7 @@ def _has_memory(into: object) -> bool:
 
 
 def received_array(receive: Receive, source: Rank) -> NDArray[Any]:
-    """Return the array of a receive without a buffer. PeerMisbehaved if the message is not an array."""
+    """For a receive without a buffer. PeerMisbehaved if the message is not an array."""
     assert receive.into is not None
     try:
         return from_bytes(receive.into, receive.frame.dtype, receive.shape)
@@ -212,7 +211,7 @@ def received_array(receive: Receive, source: Rank) -> NDArray[Any]:
 
 
 def space_and_tag(tag: object) -> tuple[int, int]:
-    """Return space and tag of a send. UsageError for an invalid tag."""
+    """Of a send. UsageError for an invalid tag."""
     if tag is None:
         return Space.UNTAGGED, 0
     number = whole(tag)
@@ -222,12 +221,12 @@ def space_and_tag(tag: object) -> tuple[int, int]:
 
 
 def space_and_wanted_tag(tag: object) -> tuple[int, int]:
-    """Return space and tag of a receive, which may be ANY_TAG."""
+    """Of a receive; may be ANY_TAG."""
     return (Space.TAGGED, ANY_TAG) if whole(tag) == ANY_TAG else space_and_tag(tag)
 
 
 def as_array(array: object) -> NDArray[Any]:
-    """Return a NumPy array on the same memory if possible. UsageError if it is not an array."""
+    """On the same memory if possible. UsageError if it is not an array."""
     if type(array) is np.ndarray:
         return array
     _refuse_masked(array)
@@ -254,7 +253,7 @@ def _describe(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
 
 
 def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
-    """Run an operation in this thread and return its result."""
+    """Run an operation in this thread."""
     try:
         while True:
             group.wait(next(run), deadline)
@@ -280,7 +279,7 @@ def send(group: Group, array: object, dest: Rank, tag: int | None, deadline: flo
 def recv(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
-    """Return `into`, filled, or a new array."""
+    """`into`, filled, or a new array."""
     target = receive_target(into)
     receive = _post_receive(group, source, tag, target.memory, target.code, retractable=taken is not None)
     if not receive.done or receive.error is not None:
@@ -339,7 +338,7 @@ class MessageInfo(NamedTuple):
 
     source: Rank
     tag: int | None
-    """None: it was sent without a tag."""
+    """None: sent without a tag."""
     kind: str
     """`array`, `bytes`, `an object`, `a pickled object`, `a list of buffers`."""
     dtype: np.dtype[Any] | None
@@ -349,7 +348,7 @@ class MessageInfo(NamedTuple):
 
 
 def probe(group: Group, source: Rank, tag: int | None) -> Run[MessageInfo]:
-    """Done when a message that such a receive would take is here. The message stays."""
+    """Done when such a receive would find a message, which stays."""
     space, wanted = space_and_wanted_tag(tag)
     seen = group.post_receive(source, None, space=space, tag=wanted, ask=Probe)
     yield from wait_or_undo((seen,))
@@ -374,7 +373,7 @@ def send_bytes(group: Group, data: object, dest: Rank, tag: int | None, deadline
 def recv_bytes(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
-    """Return `into`, filled, or new bytes."""
+    """`into`, filled, or new bytes."""
     memory = None if into is None else room_for(into)
     receive = _post_receive(group, source, tag, memory, 0, retractable=taken is not None)
     yield from wait_or_undo((receive,))
@@ -411,7 +410,7 @@ def recv_iov(
     return_source: bool,
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
-    """Return the buffers, filled."""
+    """The buffers, filled."""
     scatter = BufferScatter(buffers)
     space, wanted = space_and_wanted_tag(tag)
 
@@ -468,9 +467,7 @@ def recv_object(
 
 
 def _give_back_parts(taken: Sequence[Receive]) -> None:
-    """Undo the receives of a message in parts, the first part last. No other code refers to the pieces' memory, so it
-    is kept without a copy.
-    """
+    """The first part last. Nothing else uses the pieces' memory, so it is not copied."""
     first, *pieces = taken
     for piece in pieces:
         piece.caller_buffer = False

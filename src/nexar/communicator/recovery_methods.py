@@ -1,4 +1,4 @@
-"""The communicator's methods for health, failure events and recovery."""
+"""The communicator's methods for health, events and recovery."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST_VALUE: Final = MAX_MESSAGE_BYTES - (64 << 10)
 
 
 class RecoveryMethods(ABC):
-    """Health of the members, and how to continue after a loss."""
+    """Health of the members, and recovery after a loss."""
 
     _generation: Generation
     _runtime: NodeRuntime
@@ -42,8 +42,8 @@ class RecoveryMethods(ABC):
     # -- health and events -------------------------------------------------------------------------------
 
     def health(self) -> dict[int, Health]:
-        """Return the health of each rank as this rank knows it: self, alive, stuck, silent, lost or unwatched; its
-        current call; when it was last heard.
+        """Return the health of each rank as known here: self, alive, stuck, silent, lost or unwatched; its current
+        call; when it was last heard.
         """
         runtime = self._runtime
         heartbeat = runtime.heartbeat
@@ -57,35 +57,34 @@ class RecoveryMethods(ABC):
         )
 
     def failure_events(self, callback: Callable[[FailureEvent], object] | None = None) -> Subscription[FailureEvent]:
-        """Subscribe to observations about members: lost, stuck, left, back. Returns an async iterator; with `callback`,
-        a thread of nexar calls it instead. The subscription continues with the successors. Close it, or use `with`.
+        """Subscribe to observations about members: lost, stuck, left, back. Returns an async iterator; with
+        `callback`, a thread of nexar calls it instead. Successors continue the subscription. Close it, or use
+        `with`.
         """
         return self._generation.failures.subscribe(callback)
 
     def membership_events(
         self, callback: Callable[[MembershipEvent], object] | None = None
     ) -> Subscription[MembershipEvent]:
-        """Subscribe to changes of the membership: ranks that left and why, ranks that joined, old and new size and
-        rank. Used as `failure_events`.
+        """Subscribe to membership changes: ranks that left and why, ranks that joined, old and new size and rank. Used
+        as `failure_events`.
         """
         return self._generation.memberships.subscribe(callback)
 
     # -- recovery ------------------------------------------------------------------------------------------
 
     def resilient(self) -> Team[Communicator]:
-        """Return a Team: collectives that are repeated on the survivors when members are lost. All ranks must
-        call it.
-        """
+        """Return a Team, whose collectives are repeated on the survivors of a loss. All ranks must call it."""
         self._seconds(None)
         team: Team[Communicator] = Team(self)  # type: ignore[arg-type]
         return team
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
-        """Return the next communicator, without the lost members and in the same order of ranks. All survivors must
-        call it. For the manual policy, or after `revoke`; this communicator has then ended.
+        """Return the next communicator, without the lost members, ranks in the same order. All survivors must call it,
+        under the manual policy or after `revoke`; this communicator then ends.
 
-        Raises NoQuorum or RecoveryTimeout if there is no next communicator, or not yet. `timeout` defaults to the
-        setting `recovery_timeout`.
+        Raises NoQuorum or RecoveryTimeout if there is none (yet). `timeout` defaults to the setting
+        `recovery_timeout`.
         """
         seconds = self._recovery_seconds(timeout)
         own_delay = self._runtime.node.delay_meter.seconds if timeout is None else 0.0  # the agreement's own extension
@@ -94,23 +93,23 @@ class RecoveryMethods(ABC):
         return made
 
     def revoke(self, reason: str = "") -> None:
-        """End this communicator on all ranks: every pending and later call raises Revoked. Continue with `shrink()`."""
+        """End this communicator on all ranks: pending and later calls raise Revoked. Continue with `shrink()`."""
         self._recovery_seconds(None)
         self._runtime.revocations.revoke(self._generation, reason or "no reason was given")
 
     def agree(self, value: Any, *, timeout: float | None = None) -> Any:
-        """Return one of the values that the ranks pass, the same on all ranks. It succeeds also if ranks die meanwhile,
-        as long as a majority of the members lives and has not left. A rank that calls late gets the same value.
+        """Return one of the ranks' values, the same on all ranks. Succeeds even if ranks die, while a majority of the
+        members lives and has not left. A late caller gets the same value.
 
         `value`: any value that `send_object` can send, up to almost 1 MiB. `timeout` defaults to the setting
         `recovery_timeout`. Raises:
 
         - MembershipChanged: no majority of this communicator is left, and the others continued without the lost
-          members. Raised as soon as that change is chosen. Manual policy: PeerLost, as soon as this rank has lost them;
-          call `shrink()`.
+          members; raised as soon as that is chosen. Manual policy: PeerLost, as soon as this rank has lost them; call
+          `shrink()`.
         - NoQuorum: no majority can be reached, and no rank continues.
         - Expelled: this rank is expelled; raised at once.
-        - PeerMisbehaved: the agreed value is not a valid value.
+        - PeerMisbehaved: the agreed value is invalid.
         """
         seconds = self._recovery_seconds(timeout)
         mine = msgspec.msgpack.encode([bytes(part) for part in encode_object(value)])
@@ -131,8 +130,8 @@ class RecoveryMethods(ABC):
         return _read(agreed.value(), agreed.name)
 
     def _recovery_seconds(self, timeout: Any) -> float:
-        """Return the timeout of a call that also works on an ended communicator. UsageError for an invalid timeout, on
-        a closed communicator or node, and in a forked child.
+        """Works on an ended communicator. UsageError if `timeout` is invalid, the communicator or node closed, or in a
+        forked child.
         """
         self._check_open()
         if timeout is None:
@@ -140,9 +139,7 @@ class RecoveryMethods(ABC):
         return checked_timeout(timeout)
 
     def _is_below_half(self) -> bool:
-        """Whether `shrink()` would fail: less than half of the world is left. With exactly half, the seed's vote
-        decides.
-        """
+        """Then `shrink()` would fail. At exactly half, the seed's vote decides."""
         if self._runtime.node.config.recovery_policy != "manual":
             return False
         world, suspects = self._runtime.membership_service.membership, self._runtime.membership_service.suspects()
@@ -164,7 +161,7 @@ class RecoveryMethods(ABC):
 
 
 def _read(chosen: bytes, operation: str) -> Any:
-    """The error names no rank, because an agreed value has no known author."""
+    """The error names no rank: an agreed value has no known author."""
     try:
         parts = msgspec.msgpack.decode(chosen, type=list[bytes])
         return decode_object([memoryview(part) for part in parts])

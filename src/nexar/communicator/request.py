@@ -1,4 +1,4 @@
-"""Requests: the handles of non-blocking operations. Also waits for unfinished sends of a node that leaves."""
+"""Requests: handles of non-blocking operations. Also waits for sends of a leaving node."""
 
 from __future__ import annotations
 
@@ -7,45 +7,36 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from copy import copy
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nexar.collectives.requests import DECLARE_AFTER, BackgroundCall, CallRunner
 from nexar.errors import Cancelled, NexarError, RpcCancelled, UsageError
 from nexar.group import checked_timeout, deadline_after
 from nexar.links.link import Link
 from nexar.links.link_state import PostedSend
-from nexar.links.operation import Operation
 from nexar.links.progress import Progress
 from nexar.types import NodeId
 from nexar.wire.frame import Space
 
+if TYPE_CHECKING:
+    from nexar.communicator.successors import ErrorResolver
+
 _log = logging.getLogger(__name__)
-
-
-class ErrorResolver(Protocol):
-    """Maps an error of an operation to the error that its communicator raises."""
-
-    def resolve_error(self, error: BaseException) -> BaseException:
-        """Return the error to raise. May block until the survivors have agreed."""
-
-    def outcome_after(self, error: BaseException) -> Operation | None:
-        """Return what to await before that error is known; None: raise the error unchanged."""
 
 
 class Request:
     """A non-blocking operation: wait for it, await it, or cancel it. Several threads may wait.
 
-    Do not touch its buffers until it is done. A dropped request is cancelled. The node's progress thread advances it
-    while no thread waits.
+    Do not touch its buffers until it is done. Dropping it cancels it. The node's progress thread advances it while no
+    thread waits.
 
-    A message is delivered when `wait` or `await` returns it or `done()` returns True. A receive that is cancelled or
-    dropped before gives its message back, and the next receive takes it.
+    A message is delivered when `wait` or `await` returns it or `done()` returns True. A receive cancelled or dropped
+    earlier gives its message back to the next receive.
     """
 
     __slots__ = ("__weakref__", "_delivered", "_resolver", "_runner", "_running", "_timeout")
 
     def __init__(self, runner: CallRunner, running: BackgroundCall, timeout: float, resolver: ErrorResolver) -> None:
-        """`timeout`: the operation's own."""
         self._resolver = resolver
         self._runner = runner
         self._running = running
@@ -53,8 +44,8 @@ class Request:
         self._delivered = False  # the caller has the result or knows that it exists
 
     def done(self) -> bool:
-        """Whether the operation has ended, with a result or an error. Never blocks. If True, a receive is delivered and
-        cannot be cancelled.
+        """Whether the operation has ended, with a result or an error. Never blocks. If True, a receive is delivered
+        and cannot be cancelled.
         """
         if not self._running.done:
             return False
@@ -68,8 +59,8 @@ class Request:
             self._running.settle()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once the request has ended; at once if it has. The thread that ends it calls it under a lock,
-        so it must not block. A receive counts as delivered then; before, it can be cancelled.
+        """Call `callback` once the request has ended, or at once if it has. The ending thread calls it under a lock:
+        it must not block. A receive counts as delivered then.
         """
         running = self._running
         with running.lock:
@@ -79,8 +70,8 @@ class Request:
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the operation ends; return its result or raise its error.
 
-        OperationTimeout after `timeout` seconds: the request continues and can be waited for again. Without it only the
-        operation's own timeout applies, which ends an operation without progress.
+        OperationTimeout after `timeout` seconds: the request continues, and you can wait again. Without it, only the
+        operation's own timeout without progress applies.
         """
         result = self._result(timeout)
         self._deliver()
@@ -99,16 +90,15 @@ class Request:
         raise self._resolver.resolve_error(copy(running.error))
 
     def _waited(self) -> float:
-        """Seconds of the operation's own timeout that have passed when a wait begins."""
         return 0.0
 
     def cancel(self) -> bool:
-        """Cancel the operation. When this returns, its buffers are free. If it is a collective, the other ranks raise.
+        """Cancel the operation and free its buffers. If it is a collective, the other ranks raise.
 
-        True: it was cancelled, and `wait` raises Cancelled; the next receive takes a message that had arrived for it.
-        False: it is done, and `wait` returns its result. So it is after `done()` returned True, and for a receive that
-        a later receive of the same source and tag has overtaken, because giving its message back would change the
-        order. In that case this blocks for the rest of the message, at most for the operation's own timeout.
+        True: it was cancelled; `wait` raises Cancelled, and the next receive takes a message that had arrived. False:
+        it is done, and `wait` returns its result. A receive that a later one of the same source and tag has overtaken
+        is not cancelled, because giving its message back would change the order: this blocks for the rest of the
+        message, at most for the operation's own timeout.
         """
         running = self._running
         if not self._delivered and not running.retract():
@@ -116,7 +106,7 @@ class Request:
         return isinstance(running.error, Cancelled | RpcCancelled)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Return the operation's result. Cancelling the awaiting task cancels the request."""
+        """Return the result. Cancelling the awaiting task cancels the request."""
         from asyncio import get_running_loop  # noqa: PLC0415 - already loaded for callers that await; a cost for others
 
         loop = get_running_loop()
@@ -166,9 +156,9 @@ class Request:
 
 
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
-    """Wait for all requests, also if some fail. Returns their results in order.
+    """Wait for all requests, even if some fail. Returns their results in order.
 
-    Raises the first error, with the others in its `others`. `timeout` applies to all together.
+    Raises the first error, with the rest in its `others`. `timeout` covers all together.
     """
     if isinstance(requests, Request):
         raise UsageError("wait_all takes a list of requests, and got one; call its wait()")
@@ -210,9 +200,8 @@ _Message = tuple[NodeId, int, int, int]
 def deliver_sends(
     links: Callable[[], Mapping[NodeId, Link]], progress: Progress, deadline: float
 ) -> Mapping[NodeId, int]:
-    """Block until every message is delivered or the deadline (time.monotonic) passes. Returns the number of undelivered
-    messages by node. A message in parts posts its parts one after the other, so links are checked again until none has
-    an unfinished send.
+    """Block until every message is delivered or the deadline (time.monotonic) passes. Returns the undelivered messages
+    by node. Repeats, because parts of a message are posted one by one.
     """
     failed: set[_Message] = set()
     while sends := [send for link in links().values() for send in link.unfinished_sends()]:

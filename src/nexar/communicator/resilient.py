@@ -1,21 +1,21 @@
 """Team: collectives that survive the loss of members, with the same results on all survivors.
 
-Calls are numbered. Call #k runs its collective and then a barrier, the commit; only then it returns. After a loss all
-survivors continue on the successor. There each rank reports the highest call whose result it holds. The minimum is the
-last *completed* call. A rank in a completed call returns the result it holds. A rank in a later call drops its result,
-restores its input and repeats the call. Neither happens before a barrier shows that all ranks know the minimum.
+Call #k runs its collective and then a barrier, the commit, before it returns. After a loss, each rank reports on the
+successor the highest call whose result it holds. The minimum is the last *completed* call. A rank in a completed call
+returns the result it holds; a rank in a later call drops its result, restores its input and repeats the call. Both
+wait for a barrier, after which all ranks know the minimum.
 
 Why survivors never disagree on a result or on the number of calls:
 
-1. A rank that returned from #k passed the commit or learned that #k is completed. Either way every member held #k.
-   Later memberships have no other members, since joiners are not in the team, and only results above the minimum are
-   dropped. So #k stays completed: ranks still in it return their result, and none repeats it.
-2. If no rank returned from #k and one does not hold it, #k is not completed: all ranks in it repeat it. No rank is in
-   #k + 1, because it would have returned from #k.
-3. Results held at the same time are of the same run: a run on a successor begins after its barrier, and by then all
-   members have dropped results of earlier runs of that number. So 1 and 2 never mix two runs.
-4. An interrupted comparison changes nothing: results stay held, and the next successor compares again. Lost members
-   only take values away, and the minimum of fewer values is no lower.
+1. A rank that returned from #k passed the commit or learned that #k is completed, so every member held #k. Later
+   memberships have no other members (joiners are not in the team), and only results above the minimum are dropped. So
+   #k stays completed: ranks still in it return their result.
+2. If no rank returned from #k and one does not hold it, all ranks in #k repeat it. No rank is in #k + 1, because it
+   would have returned from #k.
+3. Results held at the same time are of the same run: a run on a successor begins after its barrier, when all members
+   have dropped earlier results of that number.
+4. An interrupted comparison changes nothing: results stay held, and the next successor compares again. The minimum of
+   fewer values is no lower.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nexar.types import NodeId, Rank, whole
 
 
 class RoundCommunicator(Protocol):
-    """The part of a communicator that rounds use."""
+    """What rounds use of a communicator."""
 
     @property
     def rank(self) -> Rank: ...
@@ -57,7 +57,7 @@ R = TypeVar("R", bound=RoundCommunicator)
 
 
 class RetryRounds(Generic[R]):
-    """Numbered calls, made in the same order on all ranks, by one thread at a time."""
+    """Numbered calls, in the same order on all ranks, by one thread."""
 
     def __init__(self, communicator: R) -> None:
         """Call it at the same point on all ranks."""
@@ -78,10 +78,8 @@ class RetryRounds(Generic[R]):
     def run_to_completion(
         self, run: Callable[[R], Any], timeout: float | None, restore: Callable[[], object] | None = None
     ) -> Any:
-        """Return the result of `run` once all remaining ranks hold it. `restore` is called before a repetition.
-
-        Raises MembershipChanged if ranks joined, because these hold no results. Other errors pass through and end the
-        call.
+        """Return the result of `run` once all remaining ranks hold it; `restore` precedes a repetition.
+        MembershipChanged if ranks joined, which hold no results. Other errors end the call.
         """
         if not self._busy.acquire(blocking=False):
             raise UsageError("another call of this team is under way; make one call at a time, from one thread")
@@ -126,7 +124,6 @@ class RetryRounds(Generic[R]):
         self.communicator, self._compared = new, False
 
     def _compare_states(self, timeout: float | None) -> None:
-        """Compare the ranks' states, and drop the result if not all hold it."""
         mine = np.array([self._first_epoch, self._call, self._held], np.int64)
         states = [RoundState(*row) for row in self.communicator.all_gather(mine, timeout=timeout).tolist()]
         self._held = min(self._held, completed_by_all(states, self.communicator.rank))
@@ -138,7 +135,7 @@ class RetryRounds(Generic[R]):
 
 
 class RoundState(NamedTuple):
-    """State that a rank reports on a successor."""
+    """A rank's report on a successor."""
 
     # epoch in which its rounds began
     first_epoch: int
@@ -149,10 +146,8 @@ class RoundState(NamedTuple):
 
 
 def completed_by_all(states: Sequence[RoundState], me: Rank) -> int:
-    """Return the highest call whose result all ranks hold.
-
-    CollectiveMismatch, on all ranks, if ranks would repeat different calls: after errors on some ranks only, or if
-    rounds that began in different epochs meet.
+    """The highest call whose result all ranks hold. CollectiveMismatch on all ranks if they would repeat different
+    calls: after errors on some ranks only, or if rounds of different epochs meet.
     """
     lowest = min(state.held for state in states)
     again = {state.call for state in states if state.call > lowest}
@@ -167,7 +162,7 @@ def completed_by_all(states: Sequence[RoundState], me: Rank) -> int:
 
 
 class TeamCommunicator(RoundCommunicator, Protocol):
-    """The part of a communicator that a team uses."""
+    """What a team uses of a communicator."""
 
     @property
     def all_reduce(self) -> Callable[..., Any]: ...
@@ -216,29 +211,29 @@ C = TypeVar("C", bound=TeamCommunicator)
 
 
 class Team(Generic[C]):
-    """Collectives that are repeated on the survivors when members are lost. `comm.resilient()` makes it, on all members
-    at the same point. One team per communicator and one thread at a time.
+    """Collectives that are repeated on the survivors of a loss. Made by `comm.resilient()`, on all members at the same
+    point. One team per communicator, one thread at a time.
 
     A method returns when all remaining ranks hold its result. `contributors` are the members whose input is in it,
-    including members lost after it was complete. Only the loss of members is handled; other errors pass through. If
-    ranks joined, MembershipChanged is raised: make a new team of its communicator, on all ranks.
+    including members lost since. Errors other than losses pass through. If ranks joined, MembershipChanged is raised:
+    make a new team of its communicator, on all ranks.
 
-    Cost: a barrier per call, and a copy of arrays that are changed in place.
+    Cost: a barrier per call, and a copy of arrays changed in place.
 
-    Not available: `reduce`, `gather` and `scatter`, whose result or input exists on one rank only and is lost with it;
-    `_v` methods with a list entry per rank; messages. Use `communicator` for these. Results whose shape depends on the
-    number of ranks are new arrays, without `out=`.
+    Not available: `reduce`, `gather` and `scatter`, whose result or input is lost with one rank; `_v` methods with a
+    list entry per rank; messages. Use `communicator` for these. Results whose shape depends on the number of ranks are
+    new arrays, without `out=`.
     """
 
     def __init__(self, communicator: C) -> None:
-        """The caller keeps and closes the communicator; a team needs no close."""
+        """The caller closes the communicator; a team needs no close."""
         self._rounds: Final = RetryRounds(communicator)
 
     # -- facts -----------------------------------------------------------------------------------------
 
     @property
     def communicator(self) -> C:
-        """The communicator in use: the first one, or its latest successor."""
+        """The first communicator, or its latest successor."""
         return self._rounds.communicator
 
     @property
@@ -253,12 +248,12 @@ class Team(Generic[C]):
 
     @property
     def contributors(self) -> Membership:
-        """Members whose input is in the last result, in the order of its rows."""
+        """Members whose input is in the last result, in order of its rows."""
         return self._rounds.contributors
 
     @property
     def changes(self) -> list[MembershipEvent]:
-        """Membership changes so far, newest last. You may clear the list."""
+        """Membership changes so far, newest last. You may clear it."""
         return self._rounds.changes
 
     def __repr__(self) -> str:
@@ -303,7 +298,7 @@ class Team(Generic[C]):
         out: Any = None,
         **options: Unpack[TimeoutOption],
     ) -> Any:
-        """As Communicator.all_reduce_compressed. The residual is that of the successful run."""
+        """As Communicator.all_reduce_compressed, with the residual of the successful run."""
         rewritten = [array] if out is None or _overlap(array, out) else []
         written = _Written(rewritten if residual is None else [*rewritten, residual])
         return self._run(
@@ -325,9 +320,7 @@ class Team(Generic[C]):
         return self._run(lambda comm: comm.all_gather_object(value, pickle=pickle, **options), options)
 
     def reduce_scatter(self, array: Any, op: Op = "sum", **options: Unpack[ReduceOptions]) -> Any:
-        """As Communicator.reduce_scatter, split among the contributors. If a contributor is lost after completion, its
-        part is lost.
-        """
+        """As Communicator.reduce_scatter, split among the contributors. A contributor lost since loses its part."""
         return self._run(lambda comm: comm.reduce_scatter(array, op, **options), options)
 
     def scan(self, array: Any, op: Op = "sum", **options: Unpack[ReduceOptions]) -> Any:
@@ -339,25 +332,23 @@ class Team(Generic[C]):
         return self._run(lambda comm: comm.exclusive_scan(array, op, **options), options)
 
     def all_to_all(self, array: Any, **options: Unpack[MoveOptions]) -> Any:
-        """As Communicator.all_to_all, without the blocks for lost ranks: the result has a block for each
-        contributor.
-        """
+        """As Communicator.all_to_all, with a block for each contributor."""
         blocks = _Blocks(array, self.communicator.membership)
         return self._run(lambda comm: comm.all_to_all(blocks.for_(comm.membership), **options), options)
 
     def broadcast(self, array: Any, root: Rank = 0, **options: Unpack[MoveOptions]) -> Any:
-        """As Communicator.broadcast. `root` means the node that has this rank when the call is made.
+        """As Communicator.broadcast. `root` means the node with this rank when the call is made.
 
-        MembershipChanged, on every rank, if that node is lost before all ranks have its array, or if ranks meant
-        different nodes because only some had seen a change. The team then uses the successor: call again with a
-        remaining root. The content of the array is undefined.
+        MembershipChanged on every rank if that node is lost before all ranks have its array, or if ranks meant
+        different nodes because only some had seen a change. The array is then undefined, and the team uses the
+        successor: call again with a remaining root.
         """
         return self._from(root, lambda comm, rank: comm.broadcast(array, rank, **options), options)
 
     def broadcast_object(
         self, value: Any = None, root: Rank = 0, *, pickle: bool = False, **options: Unpack[TimeoutOption]
     ) -> Any:
-        """As Communicator.broadcast_object; the loss of the root is handled as in broadcast."""
+        """As Communicator.broadcast_object; a lost root is handled as in broadcast."""
         return self._from(
             root, lambda comm, rank: comm.broadcast_object(value, rank, pickle=pickle, **options), options
         )
@@ -368,7 +359,7 @@ class Team(Generic[C]):
         return self._rounds.run_to_completion(run, options.get("timeout"), None if written is None else written.restore)
 
     def _from(self, root: Rank, run: Callable[[C, Rank], Any], options: TimeoutOption) -> Any:
-        """The loss of the root is a result: all ranks must hold it before any rank raises."""
+        """The loss of the root is a result, which all ranks must hold before any raises."""
         node = self._node(root)
         timeout = options.get("timeout")
 
@@ -394,14 +385,10 @@ class Team(Generic[C]):
 
 
 class _RootLost(NamedTuple):
-    """Result of a broadcast whose root was lost."""
-
     event: MembershipEvent
 
 
 class _Written:
-    """Arrays that a collective changes, with copies to restore them."""
-
     def __init__(self, arrays: Iterable[Any]) -> None:
         self._operands = [adapt(array, writable=True) for array in arrays]
         # An operand that does not share the caller's memory (a device's) is a copy already.
@@ -419,8 +406,6 @@ def _overlap(array: Any, out: Any) -> bool:
 
 
 class _Blocks:
-    """Equal blocks of axis 0, one for each member."""
-
     def __init__(self, array: Any, membership: Membership) -> None:
         self._given = array
         self._operand = adapt(array)
@@ -434,7 +419,6 @@ class _Blocks:
         self._parts: list[NDArray[Any]] = np.split(rows, membership.size)
 
     def for_(self, membership: Membership) -> Any:
-        """Return the blocks for these members, a subset of the first ones."""
         if membership.size == self._membership.size:
             return self._given
         ranks = [self._membership.rank_of(member.node) for member in membership.members]

@@ -1,4 +1,4 @@
-"""The remote procedure call methods of a communicator."""
+"""The communicator's methods for remote procedure calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUES: Final = ObjectValues()
 
 
 class Remote:
-    """Another rank. Its served functions are methods: `remote.evaluate(3)` calls `evaluate` there."""
+    """Another rank, with its served functions as methods: `remote.evaluate(3)`."""
 
     __slots__ = ("_call",)
 
@@ -43,7 +43,7 @@ class Remote:
         self._call = call
 
     def call(self, function: str | int, /, *arguments: Any, **named: Any) -> Any:
-        """Call a function by name or by id."""
+        """Call a function by name or id."""
         return self._call(function_name(function), arguments, named)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ class Remote:
 
 
 class CallRequest(Request):
-    """A started remote call. Its timeout runs from the start, not from the first wait."""
+    """A started remote call. Its timeout runs from the start."""
 
     __slots__ = ("_begun",)
 
@@ -79,13 +79,12 @@ class RpcCallMethods(ABC):
         """Wait for the call, or let it run in the background."""
 
     def on(self, rank: Rank, *, timeout: float | None = None, pickle: bool = False) -> Remote:
-        """Return a proxy for a rank: `comm.on(1).evaluate(step=3)` runs the function that rank 1 registered with
-        `comm.serve` and returns its result. `comm.on(1).call("name", …)` takes any name or an id.
+        """Return a proxy for a rank: `comm.on(1).evaluate(step=3)` returns the result of the function that rank 1
+        registered with `comm.serve`. `comm.on(1).call("name", …)` takes any name or id.
 
-        `timeout` covers the whole call, on both sides; default: the setting `rpc_timeout`. Arguments and results may be
-        any value that `send_object` can send; with `pickle=True` nearly any value, if the function was served with it
-        too. A call raises UnknownFunction, RemoteError (with the remote traceback), RpcTimeout, RpcOverloaded,
-        RpcCancelled or PeerLost.
+        `timeout` covers the whole call, on both sides; default: the setting `rpc_timeout`. Arguments and results: any
+        value that `send_object` can send; with `pickle=True`, here and in `serve`, nearly any value. A call raises
+        UnknownFunction, RemoteError (with the remote traceback), RpcTimeout, RpcOverloaded, RpcCancelled or PeerLost.
         """
         self._deadline(timeout)  # fail here, not at the call
         return Remote(partial(self._call_function, rank=self._group.check(rank), timeout=timeout, pickle=pickle))
@@ -103,7 +102,6 @@ class RpcCallMethods(ABC):
 
 
 def _ended(target: CallTarget, error: BaseException | None) -> BaseException | None:
-    """Convert an error of the wait into an error of the call."""
     if isinstance(error, OperationTimeout):
         return RpcTimeout(**target.facts, timeout=target.seconds)
     if isinstance(error, Cancelled):
@@ -131,15 +129,13 @@ class RpcServeMethods(ABC):
     def serve(
         self, function: Any = None, /, *, name: str | None = None, id: int | None = None, pickle: bool = False  # noqa: A002
     ) -> Any:  # fmt: skip
-        """Register a function that all ranks can call. Returns the function. Forms: `@comm.serve`,
-        `@comm.serve("name")`, `@comm.serve(name="name", id=7)`, `comm.serve(function)`. A name or id that is registered
-        again is replaced.
+        """Register a function that all ranks can call; return it. Forms: `@comm.serve`, `@comm.serve("name")`,
+        `@comm.serve(name="name", id=7)`, `comm.serve(function)`. Replaces an earlier function of that name or id.
 
         The function may be `async def`; others run in threads, at most `rpc_concurrency` at once. It may make remote
         calls. `pickle=True` accepts pickled arguments: reading them runs code that the caller chose.
 
-        If the members have changed, the newest successor serves it. Raises UsageError if that is closed, or the reason
-        why it ended (Revoked, Expelled, …).
+        The newest successor serves it. Raises UsageError if that is closed, or why it ended (Revoked, Expelled, …).
         """
         if function is not None and not isinstance(function, str):
             return self._register(name, id, pickle, function)

@@ -3,7 +3,7 @@
     links, liveness connections, heartbeats, seed → FailureMonitor → MembershipService ⇄ other nodes
     MembershipService → next membership → Successors
 
-Each part gets the functions of the next one; NodeRuntime connects them.
+NodeRuntime connects these parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Final
 
 from nexar.cluster.agreements import Agreements
-from nexar.cluster.control_channel import ControlChannel
 from nexar.cluster.decisions.failure_detector import PeerLiveness, watched, watchers
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
@@ -42,7 +41,7 @@ from nexar.communicator.generation import Generation, GenerationBuilder
 from nexar.communicator.status import make_status_report
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_requests import Revocations, SuccessorRequests
-from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost, sendable, told
+from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost, error_text, sendable
 from nexar.group import Group
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds
@@ -52,7 +51,7 @@ from nexar.wire.text import foreign_line, foreign_lines
 
 
 class CheckpointRequests:
-    """What this node will request at the next checkpoint. Any thread."""
+    """This node's requests for the next checkpoint. Any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # over everything below
@@ -79,13 +78,13 @@ class CheckpointRequests:
                 self._removals.pop(node, None)
 
     def wait(self, count: int, timeout: float, is_over: Callable[[], bool]) -> bool:
-        """Block until `count` joiners wait. False: timeout, or `is_over`; call `look` after `is_over` changed."""
+        """False: timeout, or `is_over`; call `recheck` after `is_over` changes."""
         with self._changed:
             seconds = min(timeout, threading.TIMEOUT_MAX)
             self._changed.wait_for(lambda: len(self._waiting) >= count or is_over(), seconds)
             return len(self._waiting) >= count
 
-    def look(self) -> None:
+    def recheck(self) -> None:
         """Make waiters check `is_over`. Never blocks."""
         with self._changed:
             self._changed.notify_all()
@@ -99,16 +98,9 @@ _log = logging.getLogger(__name__)
 
 
 class NodeRuntime:
-    """One node as a member. Any thread. Call `send_goodbye` first, then `close`, then close the mesh."""
+    """One node as a member. Any thread. Call `send_goodbye`, then `close`, then close the mesh."""
 
-    def __init__(
-        self,
-        node: Node,
-        mesh: Mesh,
-        board: ControlChannel,
-        membership: Membership,
-    ) -> None:
-        """`board` receives the control messages of the mesh."""
+    def __init__(self, node: Node, mesh: Mesh, membership: Membership) -> None:
         # Sends to the seed; False: not connected. Must not block. Written once, before the mesh adopts the membership.
         self.send_to_seed: Callable[[Message], bool] = _no_seed
         # Whether the seed answers within the given seconds. Blocks. Written once, as above.
@@ -121,9 +113,9 @@ class NodeRuntime:
             node,
             mesh,
             pings,
-            tell=self._report,
-            noticed=self._observed,
-            known=self._known,
+            report_event=self._report,
+            notify_users=self._notify_users,
+            liveness_of=self._liveness_of,
             own_delay=lambda: node.delay_meter.seconds,
         )
         self.membership_service: Final = MembershipService(
@@ -144,7 +136,7 @@ class NodeRuntime:
         self._expelling = threading.Lock()  # taken by the first report, never released
         # The state received on joining. Written once, before the first communicator.
         self.state: Any = None
-        self.successors.missed = self._failure_monitor.missed
+        self.successors.report_unreachable = self._failure_monitor.report_unreachable
         self.successors.renew = lambda which, epoch: self.membership_service.put(
             ChangeRequested(renewed=which, epoch=epoch)
         )
@@ -152,35 +144,37 @@ class NodeRuntime:
         self.revocations: Final = Revocations(node.id, self.successors, self._send_to)
         self.successors.listed = self.revocations.listed
         self.successors.absent = self.revocations.absent
-        self.agreements: Final = Agreements(node.id, node.progress, self.membership_service.say)
+        self.agreements: Final = Agreements(node.id, node.progress, self.membership_service.send)
         self.heartbeat: Heartbeat | None = None
         self._liveness: LivenessConnections | None = None
-        board.on_lost = self._failure_monitor.link_lost
-        board.connect(self._failure_monitor.goodbye_received, Goodbye)
-        board.connect(pings.arrived, Ping, Pong)
-        board.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
-        board.connect(self.revocations.heard, Revoke)
+        mesh.control.connect_lost(self._failure_monitor.link_lost)
+        mesh.control.connect(self._failure_monitor.goodbye_received, Goodbye)
+        mesh.control.connect(pings.arrived, Ping, Pong)
+        mesh.control.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
+        mesh.control.connect(self.revocations.received, Revoke)
         mesh.on_expelled = self.expelled
-        mesh.relay_routes.doubted, mesh.relay_routes.cut_off = (
-            self._failure_monitor.doubted,
+        mesh.relay_routes.probe_neighbour, mesh.relay_routes.cut_off = (
+            self._failure_monitor.probe_neighbour,
             self._failure_monitor.cut_off,
         )
-        if node.meets_strangers:
-            self._watch(board, membership)
+        if node.has_remote_peers:
+            self._watch(membership)
 
-    def _watch(self, board: ControlChannel, membership: Membership) -> None:
-        """Not in a world of threads, where a member cannot die silently."""
+    def _watch(self, membership: Membership) -> None:
+        """Start heartbeats and liveness connections. Only if peers are other processes: the threads of one process do
+        not end silently.
+        """
         self.heartbeat = Heartbeat(
-            self.node, self.mesh.links, self.doing, self._failure_monitor.found, meter=self.node.delay_meter
+            self.node, self.mesh.links, self.doing, self._failure_monitor.liveness_changed, meter=self.node.delay_meter
         )
         self._liveness = LivenessConnections(self.node, self.mesh.links, self._failure_monitor.liveness_ended)
         self.mesh.liveness_connections = self._liveness
-        board.connect(self._beat_received, Beat)
+        self.mesh.control.connect(self._beat_received, Beat)
         self.heartbeat.adopt(membership)
         self._liveness.adopt(membership)
 
     def dial_watchers(self) -> None:
-        """Open links to the nodes that watch this one and that it watches, in the background."""
+        """In the background, to nodes that watch this one or that it watches."""
         membership = self.membership_service.membership
         rank = membership.rank_of(self.node.id)
         if rank is not None and self.heartbeat is not None and membership.size > EAGER_WORLD:
@@ -194,32 +188,32 @@ class NodeRuntime:
             try:
                 self.mesh.dial(node, time.monotonic() + self._silence_limit())
             except NexarError as error:
-                self._failure_monitor.missed(node, str(error))
+                self._failure_monitor.report_unreachable(node, str(error))
 
     # -- called by the driver ------------------------------------------------------------------------------------
 
     def _membership_message(self, link: Link, message: Message) -> None:
         assert isinstance(message, MembershipMessage)
         if isinstance(message, Suspect) or (message.instance[0] == WORLD and message.instance[2] == 0):
-            self.membership_service.heard(link.peer, message)
+            self.membership_service.message_received(link.peer, message)
         else:
-            self.agreements.hear(link.peer, message)
+            self.agreements.receive(link.peer, message)
 
     def _opened(self, generation: Generation) -> None:
         about = generation.communicator, generation.membership.epoch
-        self.agreements.know(*about, generation.nodes)
-        generation.when_closed.append(partial(self.agreements.end, *about))
+        self.agreements.add_generation(*about, generation.nodes)
+        generation.when_closed.append(partial(self.agreements.end_generation, *about))
 
     def _beat_received(self, link: Link, message: Message) -> None:
         assert isinstance(message, Beat)
         assert self.heartbeat is not None
         self.heartbeat.arrived(link.peer, message)
         if message.epoch < self.membership_service.membership.epoch:
-            self.membership_service.behind(link.peer, message.epoch)
+            self.membership_service.send_changes_since(link.peer, message.epoch)
 
     def _send_to(self, node: NodeId, message: Message) -> None:
         if not self.is_gone(node):
-            self.membership_service.say(node, message)
+            self.membership_service.send(node, message)
 
     def _relay_to_seed(self, message: Message) -> bool:
         return self.send_to_seed(message)
@@ -231,40 +225,37 @@ class NodeRuntime:
         if seed is not None and isinstance(message, MembershipMessage):
             if seed.node in self.membership_service.suspects():
                 self.membership_service.put(PeerReachable(seed.node))
-            self.membership_service.heard(seed.node, message)
+            self.membership_service.message_received(seed.node, message)
 
     def seed_lost(self, cause: str) -> None:
-        """The connection to the seed is lost: vote counts need not wait for the seed."""
         seed = self.membership_service.membership.seed
         if seed is not None:
             self.membership_service.put(PeerLossFound(seed.node, cause))
 
     def seed_back(self, epoch: int) -> None:
-        """The seed is connected again; it may have missed changes since this epoch."""
+        """It may have missed changes since this epoch."""
         seed = self.membership_service.membership.seed
         if seed is not None:
             self.membership_service.put(PeerReachable(seed.node))
-            self.membership_service.behind(seed.node, epoch)
+            self.membership_service.send_changes_since(seed.node, epoch)
 
-    def seed_reported_dead(self, node: NodeId, epoch: int, cause: str) -> None:
-        """The seed, or a launcher through it, saw a member's process end."""
+    def seed_reported_death(self, node: NodeId, epoch: int, cause: str) -> None:
         del epoch  # an ended process stays ended in every epoch
         self._failure_monitor.report_dead(node, cause)
 
     def seed_refused(self, reason: str, expelled: int) -> None:
-        """The seed rejected this node. If the others expelled it, its communicators end."""
         if expelled:
             self.expelled(expelled, reason)
         elif not self.has_left:
             _log.warning("the seed refused this node, which continues without it: %s", foreign_line(reason))
 
     def seed_reported_waiting(self, members: tuple[Member, ...]) -> None:
-        """The seed sent its list of waiting joiners. A node that left the list became a member or is gone."""
+        """A node no longer among these joiners is a member or gone."""
         before = self.checkpoint_requests.mine().waiting
         self.checkpoint_requests.set_waiting(members)
         for joiner in before:
             if joiner not in members and self.is_gone(joiner.node):
-                self._failure_monitor.joiner_missed(joiner)
+                self._failure_monitor.probe_joiner(joiner)
         self.expect(members)
 
     def expect(self, members: Sequence[Member]) -> None:
@@ -273,9 +264,7 @@ class NodeRuntime:
     # -- between the parts -------------------------------------------------------------------------------------
 
     def _report(self, event: MembershipInput) -> None:
-        """After a loss the seed's vote may be needed, and an open connection does not show that the seed is alive:
-        check it.
-        """
+        """A loss may need the seed's vote, and an open connection does not show that the seed is alive: check it."""
         self.membership_service.put(event)
         if (
             isinstance(event, PeerLossFound)
@@ -292,27 +281,25 @@ class NodeRuntime:
     def _silence_limit(self) -> float:
         return self.node.config.heartbeat_timeout + self.node.delay_meter.seconds
 
-    def _known(self, node: NodeId) -> PeerLiveness | None:
+    def _liveness_of(self, node: NodeId) -> PeerLiveness | None:
         return None if self.heartbeat is None else self.heartbeat.known(node)
 
-    def _observed(self, node: NodeId, state: NoticedState, cause: str) -> None:
+    def _notify_users(self, node: NodeId, state: NoticedState, cause: str) -> None:
         cause = foreign_lines(cause)  # may be text of that member
         for generation in self.successors.generations():
             rank = generation.membership.rank_of(node)
             if rank is not None:
                 generation.failures.publish(FailureEvent(rank, node, cause, state, generation.membership.epoch))
         if state == "back":
-            self.agreements.find(node)
+            self.agreements.voter_reachable(node)
             self._renew_stalled()
         elif state != "stuck" and self.node.config.recovery_policy == "manual":
-            self.agreements.miss(node, cause)  # no member is removed before the user asks
+            self.agreements.voter_lost(node, cause)  # no member is removed before the user asks
         if state == "lost" and self.node.config.recovery_policy == "abort":
             self._end_all(partial(_lost_in, node, cause))
 
     def _renew_stalled(self) -> None:
-        """Renew communicators that stalled without a majority and whose members are all back. Messages sent meanwhile
-        may be lost, so they get a successor.
-        """
+        """Renew stalled communicators whose members are all back: messages sent meanwhile may be lost."""
         suspects = self.membership_service.suspects().keys()
         stalled = (each for each in self.successors.generations() if each.is_stalled)
         again = tuple(each.communicator for each in stalled if not suspects & each.nodes)
@@ -333,16 +320,16 @@ class NodeRuntime:
         return tuple(doing), max(finished, key=lambda last: last[1])[0] if finished else ""
 
     def status_report(self) -> StatusReport | None:
-        """Return the status report for the seed; None if this node is no longer a member."""
+        """None if this node is no longer a member."""
         call_logs = [generation.context.call_log for generation in self.successors.generations()]
         return make_status_report(self.membership_service.membership, self.node.id, call_logs, self.mesh.links())
 
     # -- MembershipListener --------------------------------------------------------------------------------------
 
-    def changes(self, change: Change, after: Membership) -> None:
-        self.successors.changes(change, after)
+    def membership_decided(self, change: Change, after: Membership) -> None:
+        self.successors.membership_decided(change, after)
 
-    def changed(self, change: Change, after: Membership) -> None:
+    def membership_adopted(self, change: Change, after: Membership) -> None:
         self._failure_monitor.adopt(after)
         self.checkpoint_requests.settle(change.gone)
         if self.heartbeat is not None:
@@ -350,14 +337,14 @@ class NodeRuntime:
         if self._liveness is not None:
             self._liveness.adopt(after)
         self.dial_watchers()
-        self.successors.changed(change, after)
-        self.agreements.lose(change.left)
+        self.successors.membership_adopted(change, after)
+        self.agreements.voters_removed(change.left)
 
     def stalled(self, stall: NoProgress) -> None:
         self.successors.stalled(stall)
 
     def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
-        """Members, the seed and the ballot may all report it; only the first report counts."""
+        """Members, the seed and the ballot may report it; the first counts."""
         self.has_left = self.has_left or willing
         if not self._expelling.acquire(blocking=False):
             return  # already reported
@@ -376,19 +363,18 @@ class NodeRuntime:
     # -- closing -------------------------------------------------------------------------------------------------
 
     def send_goodbye(self, error: BaseException | None = None, traceback: TracebackType | None = None) -> None:
-        """Notify the others that this node leaves, with the traceback of `error`."""
         text = None
         if error is not None:
             lines = tracebacks.format_exception(type(error), error, traceback)
             text = sendable("".join(lines))[-MAX_CAUSE_CHARACTERS:]
-        reason = LEFT if error is None else f"{type(error).__name__}: {told(error)}"[:1000]
+        reason = LEFT if error is None else f"{type(error).__name__}: {error_text(error)}"[:1000]
         goodbye = Goodbye(reason=reason, traceback=text)
         for link in self.mesh.links().values():
             _send_or_log(link, goodbye)
 
     def close(self) -> None:
-        """Close every communicator and all monitoring. Idempotent. First waits for relayed messages, because they may
-        need new connections, which are not made afterwards. The caller closes the mesh.
+        """Close every communicator and all monitoring, after relayed messages, which may need new connections.
+        Idempotent. The caller closes the mesh.
         """
         try:
             self.mesh.settle(self._failure_monitor.has_left)
@@ -408,7 +394,7 @@ class NodeRuntime:
 
 
 def _send_or_log(link: Link, message: Message) -> None:
-    """A peer that does not get the message detects the end of the link."""
+    """A peer that misses the message detects the end of the link."""
     try:
         link.send_control(message)
     except NexarError as gone:

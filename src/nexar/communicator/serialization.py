@@ -1,13 +1,12 @@
 """Encoding of Python values as MessagePack, with large arrays as separate parts.
 
-Every value comes back as its own type. Only types that can be read without running foreign code are supported; close
-relatives (named tuples, enums, dataclasses) are rejected, because another type would come back. Every container is an
-extension with one flat array, so the decoder builds no dict or set whose keys this module has not checked: keys that
-collide on purpose would make that quadratic (`ValueReader._insert`).
+Every value comes back as its own type. Only types that can be read without running foreign code are supported; named
+tuples, enums and dataclasses are rejected, because another type would come back. Containers are extensions with one
+flat array, so the decoder builds no dict or set from unchecked keys: colliding keys would make that quadratic
+(`ValueReader._insert`).
 
-A torch tensor comes back as a CPU tensor if torch is loaded, because the receiver chooses the device. Arrays of other
-devices come back as NumPy arrays. The first part names the encoding and holds the value; the others are its large
-arrays.
+A torch tensor comes back on the CPU if torch is loaded, because the receiver chooses the device; other devices' arrays
+as NumPy arrays. The first part names the encoding and holds the value; the others are its large arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays import torch_tensors
 from nexar.arrays.dtypes import RAW, code_of
-from nexar.arrays.operand import adapt, mirror_of
+from nexar.arrays.operand import adapt, staged_array_of
 from nexar.arrays.views import as_bytes, from_bytes
 from nexar.errors import UsageError
 
@@ -64,10 +63,10 @@ class ObjectError(ValueError):
 
 
 class ValueWriter:
-    """Converts one value for MessagePack. `apart`: its large arrays, in order."""
+    """Converts one value for MessagePack. `large_arrays`: separate parts, in order."""
 
     def __init__(self) -> None:
-        self.apart: list[memoryview] = []
+        self.large_arrays: list[memoryview] = []
 
     def write(self, value: object) -> bytes:
         """UsageError names a value that cannot be sent, and the remedy."""
@@ -92,8 +91,8 @@ class ValueWriter:
             return Ext(NUMBER, bytes((_code_of(array),)) + array.tobytes())
         if torch_tensors.is_tensor(value):
             return Ext(TENSOR, _encode(self._array(adapt(value).array)))
-        mirror = mirror_of(value) if hasattr(value, "dtype") and hasattr(value, "shape") else None
-        return _reject(value) if mirror is None else self._array(mirror.read())
+        staged = staged_array_of(value) if hasattr(value, "dtype") and hasattr(value, "shape") else None
+        return _reject(value) if staged is None else self._array(staged.read())
 
     def _container(self, code: int, values: Any) -> Ext:
         # Most lists hold only str and float, which this finds without a Python loop.
@@ -105,8 +104,8 @@ class ValueWriter:
         held = value if value.flags.c_contiguous else np.ascontiguousarray(value)
         if held.nbytes < APART_BYTES:
             return Ext(ARRAY, _encode((code, shape, held.tobytes())))
-        self.apart.append(as_bytes(held))
-        return Ext(ARRAY_APART, _encode((code, shape, len(self.apart) - 1)))
+        self.large_arrays.append(as_bytes(held))
+        return Ext(ARRAY_APART, _encode((code, shape, len(self.large_arrays) - 1)))
 
 
 def _encode_integer(value: int) -> bytes:
@@ -164,10 +163,10 @@ _WRITING: Final[MappingProxyType[type, Callable[[ValueWriter, Any], Any]]] = Map
 
 
 class ValueReader:
-    """Reads one value. Its large arrays use the memory of `apart`."""
+    """Reads one value. Its large arrays use the given memory."""
 
-    def __init__(self, apart: Sequence[memoryview]) -> None:
-        self._apart = apart
+    def __init__(self, large_arrays: Sequence[memoryview]) -> None:
+        self._large_arrays = large_arrays
         self._seconds = _LEAST_SECONDS  # processor time left for keys
 
     def read(self, data: memoryview) -> Any:
@@ -206,9 +205,8 @@ class ValueReader:
         return made
 
     def _insert(self, keys: list[Any], insert: Callable[[slice], None]) -> None:
-        """Call `insert` for slices of the keys. ValueError if too many keys have the same hash, or if insertion takes
-        more processor time than honest keys need. Different hashes can collide too, depending on Python's tables: only
-        the time shows that.
+        """Inserts slices of the keys. ValueError if too many have the same hash, or if it takes too much processor
+        time: different hashes can collide too.
         """
         if len(keys) <= MAX_EQUAL_HASHES:
             return insert(slice(None))
@@ -238,9 +236,9 @@ class ValueReader:
             raise TypeError("a tensor without its values")
         return torch_tensors.tensor_of(array) if torch_tensors.is_loaded() else array
 
-    def _array_apart(self, data: memoryview) -> NDArray[Any]:
+    def _large_array(self, data: memoryview) -> NDArray[Any]:
         code, shape, index = _decode_place(data)
-        return _array_of(self._apart[_natural(index)], code, shape)
+        return _array_of(self._large_arrays[_natural(index)], code, shape)
 
 
 def _array_of(data: memoryview, code: int, shape: Sequence[int]) -> NDArray[Any]:
@@ -275,7 +273,7 @@ _READING: Final[MappingProxyType[int, Callable[[ValueReader, memoryview], Any]]]
         PAIRS: ValueReader._pairs,
         BYTEARRAY: lambda _, data: bytearray(data),
         ARRAY: ValueReader._array,
-        ARRAY_APART: ValueReader._array_apart,
+        ARRAY_APART: ValueReader._large_array,
         TENSOR: ValueReader._tensor,
         NUMBER: lambda _, data: _array_of(memoryview(bytes(data[1:])), data[0], ())[()],
         DATETIME: lambda _, data: _read_moment(datetime, data),
@@ -294,32 +292,32 @@ _PROTOCOL: Final = 5  # the first with out-of-band buffers
 def encode_object(value: object, *, pickle: bool = False) -> list[memoryview]:
     """Return the parts of a value. Large arrays are not copied: do not change them until they are sent.
 
-    UsageError names a value that cannot be sent. With `pickle` nearly every value can, if the receiver passes it too.
-    Raises MemoryError.
+    UsageError names a value that cannot be sent; with `pickle`, on both sides, nearly every value can. Raises
+    MemoryError.
     """
     if pickle:
         return _encode_pickle(value)
     writer = ValueWriter()
     data = writer.write(value)
-    return [memoryview(bytes((_VALUES,)) + data), *writer.apart]
+    return [memoryview(bytes((_VALUES,)) + data), *writer.large_arrays]
 
 
 def _encode_pickle(value: object) -> list[memoryview]:
-    apart: list[pickling.PickleBuffer] = []
+    large_arrays: list[pickling.PickleBuffer] = []
     try:
-        data = pickling.dumps(value, protocol=_PROTOCOL, buffer_callback=apart.append)
+        data = pickling.dumps(value, protocol=_PROTOCOL, buffer_callback=large_arrays.append)
     except MemoryError:
         raise  # not the value's fault
     except Exception as error:  # any exception of a user's __reduce__
         raise UsageError(f"a {type(value).__qualname__} cannot be pickled: {error}") from error
-    return [memoryview(bytes((_PICKLE,)) + data), *(buffer.raw() for buffer in apart)]
+    return [memoryview(bytes((_PICKLE,)) + data), *(buffer.raw() for buffer in large_arrays)]
 
 
 def decode_object(parts: Sequence[memoryview], *, pickle: bool = False) -> Any:
-    """Return the value. Its large arrays use the memory of their parts.
+    """Return the value, with large arrays in the memory of their parts.
 
-    ObjectError if the parts are invalid. UsageError for a pickled value without `pickle`: nothing of it is read,
-    because reading it runs code that the sender chose. Raises MemoryError.
+    ObjectError if the parts are invalid. UsageError for a pickled value without `pickle`: it is not read, because that
+    runs code that the sender chose. Raises MemoryError.
     """
     how = parts[0][0] if parts and len(parts[0]) else 0
     if how == _VALUES:

@@ -1,9 +1,8 @@
 """Set-up of the shared region: the ranks of a new communicator agree whether they share memory.
 
-All hosts or none: the choice of algorithm must be the same on every rank and depends on this fact. The ranks of a host
-check that all pairs are linked through shared memory. The first of them creates a region; the others open it and report
-the result. The first ranks of all hosts exchange the results and send the decision to their hosts. Without shared
-memory the links are used.
+All hosts or none: the choice of algorithm depends on it and must be the same on every rank. On each host all pairs
+must be linked through shared memory; the first rank creates a region, the others open it and report. The hosts' first
+ranks exchange the results and announce the decision.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from nexar.collectives.shared_region import SharedRegion
 from nexar.collectives.shared_region_layout import PublishedCall, RegionMemory, create_memory, open_memory
 from nexar.errors import Cancelled, CollectiveMismatch, NexarError, OperationTimeout
 from nexar.group import Group
+from nexar.links.carrier_selection import shares_memory
 from nexar.links.messages import collective_tag
 from nexar.links.operation import Operation
 from nexar.links.sending import MessageHeader
@@ -31,7 +31,7 @@ from nexar.wire.text import foreign_line
 
 
 class RegionMembers:
-    """The ranks of one host for their shared region (RegionPeers): identity, wake-up and loss."""
+    """RegionPeers of one host: identity, wake-up and loss."""
 
     def __init__(self, group: Group, call_log: CallLog, ranks: Sequence[Rank]) -> None:
         self._group = group
@@ -42,13 +42,12 @@ class RegionMembers:
         rank = self._ranks[index]
         return AwaitedPeer(rank=rank, node=self._group.membership.member(rank).node)
 
-    def given_up(self, index: int, operation: str) -> BaseException:
+    def aborted(self, index: int, operation: str) -> BaseException:
         """The call log receives the reason from that rank."""
         rank = self._ranks[index]
         return Cancelled(operation=operation, reason=f"rank {rank} has given it up", rank=rank)
 
     def differs(self, index: int, theirs: Fingerprint, mine: PublishedCall) -> BaseException:
-        """Reports the mismatch to all ranks."""
         rank, (sequence, ours) = self._ranks[index], mine
         self._call_log.report_mismatch(sequence, ours, rank, theirs)
         return CollectiveMismatch(expected=ours.describe(), found=theirs.describe(), ranks=[rank], sequence=sequence)
@@ -59,7 +58,7 @@ class RegionMembers:
         return [each or _ignore for each in found]
 
     def watch(self, region: SharedRegion) -> Callable[[], None]:
-        """Fail the region when one of the ranks is lost. Returns the function that ends the watch."""
+        """Fail the region when a rank is lost. Returns the function that stops that."""
         nodes = {self._group.membership.member(rank).node for rank in self._ranks}
 
         def lost(node: NodeId, error: NexarError) -> None:
@@ -86,11 +85,11 @@ _MISSING: Final = "its part in it: it has not made the same init, split or group
 
 
 def may_share(membership: Membership, topology: str = FULL_MESH) -> bool:
-    """Whether to try. Pure, so all ranks agree without messages. `topology`: of these ranks, if known; the ranks of a
-    host share memory only if all pairs are neighbours.
+    """Pure, so all ranks agree without messages. `topology`: of these ranks, if known; all pairs of a host must be
+    neighbours.
     """
     most = max(len(membership.ranks_on(host)) for host in membership.hosts)
-    if most == 1 or not all("shm" in each.capabilities for each in membership.members):
+    if most == 1 or not all(shares_memory(each.capabilities) for each in membership.members):
         return False
     if most > MAX_SHARING or len(membership.hosts) > MAX_SHARING:
         _log.info(
@@ -108,7 +107,7 @@ def _are_neighbours(membership: Membership, host: str, topology: str) -> bool:
 
 
 class SharedMemorySetup:
-    """The set-up of one communicator at one rank."""
+    """Set-up of one communicator at one rank."""
 
     def __init__(self, group: Group, deadline: float) -> None:
         self._group = group
@@ -124,8 +123,8 @@ class SharedMemorySetup:
         self.shared = False
 
     def agree(self, call_log: CallLog) -> SharedRegion | None:
-        """Return the region; None on every rank if one host cannot have one. A host with one rank needs no region;
-        there `shared` tells the difference. Close this object when the communicator ends.
+        """Return the region; None on every rank if one host cannot have one. Also None for a host's only rank:
+        `shared` tells the difference. Close this object when the communicator ends.
         """
         try:
             reason = self._try()
@@ -136,11 +135,11 @@ class SharedMemorySetup:
         if not self.shared or self._memory is None:
             self.close()
             return None
-        self._memory.close_door()
+        self._memory.close_descriptor()
         return self._make(call_log, self._memory)
 
     def _try(self) -> str:
-        """Return why this host's ranks cannot share memory, as its first rank knows; empty: they can."""
+        """Why this host cannot share memory, as its first rank knows; empty: it can."""
         if not self._others:
             return ""
         self._group.open_links(self._others, self._deadline)
@@ -155,7 +154,7 @@ class SharedMemorySetup:
 
     def _missing_link(self) -> str:
         links = self._group.links()
-        unlinked = [rank for rank in self._others if rank not in links or "shm" not in links[rank].schemes]
+        unlinked = [rank for rank in self._others if rank not in links or not shares_memory(links[rank].schemes)]
         return f"ranks {unlinked} are linked to rank {self._group.rank} through the network only" if unlinked else ""
 
     def _offer(self, reason: str) -> str:
@@ -227,7 +226,7 @@ class SharedMemorySetup:
         return [bytes(receive.into or b"") for receive in posted]
 
     def _wait(self, operations: Sequence[Operation]) -> None:
-        """Report a timeout as one of the user's call, because users do not know these messages."""
+        """Report a timeout as one of the user's call."""
         try:
             self._group.wait(operations, self._deadline)
         except OperationTimeout as late:

@@ -1,18 +1,18 @@
-"""`comm.start`: the operations of a communicator as non-blocking ones."""
+"""`comm.start`: a communicator's operations as non-blocking ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexar.collectives.context import CollectiveContext
 from nexar.collectives.requests import PendingCollective
 from nexar.communicator.collective_methods import CollectiveMethods
 from nexar.communicator.message_methods import MessageMethods
 from nexar.communicator.multipart import Run
-from nexar.communicator.request import ErrorResolver, Request
+from nexar.communicator.request import Request
 from nexar.communicator.rpc_methods import CallRequest, RpcCallMethods
 from nexar.errors import NexarError, UsageError
 from nexar.group import deadline_after
@@ -20,10 +20,13 @@ from nexar.links.messages import Receive
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import ANY_SOURCE, Rank
 
+if TYPE_CHECKING:
+    from nexar.communicator.successors import ErrorResolver
+
 
 class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
-    """Each method takes its sequence number now and returns a Request at once. Only opening a missing link blocks,
-    because the background must not wait for that.
+    """Each method takes its sequence number now and returns a Request at once. Only opening a missing link blocks: the
+    driver must not wait for that.
     """
 
     def __init__(
@@ -43,8 +46,8 @@ class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
         self._finish: Callable[[Any], Any] | None = None  # written by finishing(), before the copy is shared
 
     def finishing(self, finish: Callable[[Any], Any]) -> Starter:
-        """Return a Starter whose results pass through `finish(result)`. The driver calls it before the request is done,
-        so it must not block.
+        """Return a Starter whose results pass through `finish(result)`. The driver calls it before the request is
+        done: it must not block.
         """
         other = copy(self)
         other._finish = finish

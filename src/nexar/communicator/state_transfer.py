@@ -5,8 +5,7 @@
     the value, each large array as one message ───→
                                                   ← the checksum of the received value
 
-A joiner becomes a member only after it returned the right checksum. A joiner that dies before was never a member, so no
-member waits for it.
+A joiner becomes a member only after it returned the right checksum. So no member waits for a joiner that died before.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def send_state(
     *,
     cancel_token: CancelToken | None = None,
 ) -> tuple[NodeId, ...]:
-    """Send the state to all joiners; return those that have it, in the given order. Joiners that do not take it in time
-    are left out. `cancel_token` aborts the transfer. UsageError if the state cannot be sent.
+    """Return the joiners that got the state in time, in order. `cancel_token` aborts it. UsageError if the state
+    cannot be sent.
     """
     parts = encode_object(state)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nexar-state") as pool:
@@ -99,12 +98,10 @@ def _send_state(
 
 
 def _reported_end(node: Node, joiner: Member, deadline: float) -> str | None:
-    """Return the cause if the joiner's host reports that its process has ended: dialing over QUIC would take long.
-    Silence proves nothing.
-    """
+    """The cause, if the joiner's host reports that its process ended: dialing over QUIC would take long."""
     until = min(deadline, time.monotonic() + _PROBE_SECONDS)
-    cause = probe_peer(node, joiner, None, PingTable(), until)
-    return cause if time.monotonic() < until else None
+    failure = probe_peer(node, joiner, None, PingTable(), until)
+    return failure.cause if failure is not None and time.monotonic() < until else None
 
 
 def _send_and_confirm(group: Group, parts: Sequence[memoryview], deadline: float) -> Run[int]:
@@ -119,7 +116,7 @@ def _send_and_confirm(group: Group, parts: Sequence[memoryview], deadline: float
 
 
 class StateReceiver:
-    """Receives the state for a node that waits to become a member. Its threads end with the node's dialer."""
+    """Receives the state for a joiner. Its threads end with the node's dialer."""
 
     def __init__(self, node: Node, mesh: Mesh) -> None:
         self._node = node
@@ -174,15 +171,15 @@ def _pair_group(node: Node, mesh: Mesh, pair: Membership) -> Iterator[Group]:
 
 
 def _id_of(member: NodeId, joiner: NodeId) -> int:
-    """Return the id of the communicator of the two; a collision has a probability of 2**-63. Each attempt is a
-    generation, so late messages of one are not taken for another.
+    """Collisions have a probability of 2**-63. Each attempt is a generation of its own, so that late messages do not
+    match.
     """
     facts = b"".join(each.to_bytes(8, "little") for each in (member, joiner))
     return int.from_bytes(hashlib.sha256(b"state" + facts).digest()[:8], "little") >> 1
 
 
 def checksum(parts: Sequence[memoryview]) -> int:
-    """Return a checksum of all bytes and of the part boundaries."""
+    """Of all bytes and part boundaries."""
     total = 0
     for part in parts:
         total = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), total))

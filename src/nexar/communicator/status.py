@@ -1,7 +1,4 @@
-"""What a node knows about itself and its peers: current activity, health of the ranks, status report for the seed.
-
-All of it is read from counters that calls update anyway, so it costs calls nothing.
-"""
+"""What a node knows about itself and its peers: current activity, health of the ranks, status report for the seed."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import PeerLiveness
 from nexar.cluster.decisions.refusals import brief
@@ -19,7 +16,9 @@ from nexar.cluster.membership import WORLD, Member, Membership
 from nexar.collectives.call import Call
 from nexar.collectives.call_log import CallLog
 from nexar.errors import list_ranks
+from nexar.links.link import Link
 from nexar.links.progress import Progress
+from nexar.transport.registry import capabilities_of
 from nexar.types import NodeId, Rank, describe_peer, format_seconds
 from nexar.wire.control import CurrentCall
 from nexar.wire.status import MAX_AWAITED, MAX_LATE, MAX_PEERS, LateRank, PeerTraffic, StatusReport
@@ -30,8 +29,8 @@ _OWN_THREADS = "nexar-"
 
 
 class NodeActivity:
-    """Tells what a node does when a collective misses it: a call of another communicator, or a wait, is not user code.
-    Any thread. Takes no lock, so it works on a node that hangs.
+    """What a node does when a collective misses it: a call of another communicator, a wait, or user code. Any thread.
+    Takes no lock, so it works on a node that hangs.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -44,10 +43,8 @@ class NodeActivity:
     def remove(self, call_log: CallLog) -> None:
         self._call_logs.pop(call_log, None)
 
-    def beside(self, communicator: int, generation: int) -> tuple[str, float] | None:
-        """Return the longest activity that is not a call of this generation, and its start (time.monotonic); None: user
-        code.
-        """
+    def outside_of(self, communicator: int, generation: int) -> tuple[str, float] | None:
+        """The longest activity outside this generation's calls, and its start (time.monotonic); None: user code."""
         others = (each for each in self._call_logs.copy() if each.about != (communicator, generation))
         calls = [
             (f"{entry.name} of communicator {call_log.communicator}", entry.began)
@@ -105,26 +102,17 @@ class Health:
         return ", ".join(facts)
 
 
-class LinkHealth(Protocol):
-    """What `health` reads of a link."""
-
-    @property
-    def schemes(self) -> tuple[str, ...]: ...
-    @property
-    def failure(self) -> Exception | None: ...
-
-
 def health(
     membership: Membership,
     me: NodeId,
     mine: tuple[Sequence[CurrentCall], str],
     *,
     known: Callable[[NodeId], PeerLiveness | None],
-    links: Mapping[NodeId, LinkHealth],
+    links: Mapping[NodeId, Link],
     suspects: Mapping[NodeId, str],
 ) -> dict[Rank, Health]:
-    """Return the health of all members by rank. `mine`: this node's calls and its last finished one. `known`: the
-    heartbeat's view of a node, None if not watched. `suspects`: cause by node of losses not voted on yet.
+    """Health of all members by rank. `mine`: this node's calls and the last finished one. `known`: the heartbeat's
+    view, None if not watched. `suspects`: cause by node of losses not voted on.
     """
 
     def of(rank: Rank, member: Member) -> Health:
@@ -139,7 +127,7 @@ def health(
 
 
 def _of_other(
-    rank: Rank, member: Member, known: PeerLiveness | None, line: LinkHealth | None, suspected: str | None
+    rank: Rank, member: Member, known: PeerLiveness | None, link: Link | None, suspected: str | None
 ) -> Health:
     beat = None if known is None else known.beat
     return Health(
@@ -148,7 +136,7 @@ def _of_other(
         state=_state(known, suspected),
         host=member.host,
         address=_address(member),
-        carriers=() if line is None or line.failure is not None else line.schemes,
+        carriers=() if link is None or link.failure is not None else link.schemes,
         last_heard=None if known is None else known.age,
         doing="" if known is None or beat is None else _longest(beat.doing, known.beat_age),
         last_finished="" if beat is None else brief(beat.finished, _CHARACTERS),
@@ -165,7 +153,7 @@ def _state(known: PeerLiveness | None, suspected: str | None) -> HealthState:
 
 
 def _longest(doing: Sequence[CurrentCall], since: float = 0.0) -> str:
-    """Return the call without progress for longest. `since`: seconds since the peer reported it."""
+    """The call without progress for longest. `since`: seconds since the peer's report."""
     call = max(doing, key=lambda each: each.age, default=None)
     if call is None:
         return ""
@@ -173,27 +161,18 @@ def _longest(doing: Sequence[CurrentCall], since: float = 0.0) -> str:
 
 
 def _address(member: Member) -> str | None:
-    found = [places[0] for scheme, places in member.addresses.items() if scheme != "shm" and places]
+    offered = member.addresses.items()
+    found = [places[0] for scheme, places in offered if places and not capabilities_of(scheme).shares_memory]
     return found[0] if found else None
 
 
 _FEW: Final = 4  # ranks of a communicator that are named individually
 
 
-class LinkInfo(Protocol):
-    """What a status report reads of a link."""
-
-    @property
-    def schemes(self) -> tuple[str, ...]: ...
-    @property
-    def failure(self) -> Exception | None: ...
-    def stats(self) -> dict[str, float]: ...
-
-
 def make_status_report(
-    membership: Membership, me: NodeId, call_logs: Iterable[CallLog], links: Mapping[NodeId, LinkInfo]
+    membership: Membership, me: NodeId, call_logs: Iterable[CallLog], links: Mapping[NodeId, Link]
 ) -> StatusReport | None:
-    """Return the report; None if this node is no longer a member. `call_logs`: the world's first."""
+    """None if this node is no longer a member. `call_logs`: the world's first."""
     rank = membership.rank_of(me)
     if rank is None:
         return None
@@ -254,7 +233,7 @@ def _doing(membership: Membership, call_logs: list[CallLog]) -> dict[str, Any]:
 
 
 def _named(membership: Membership, call: str, call_log: CallLog) -> str:
-    """Name the call with its ranks: each communicator numbers its own calls. The world needs no name."""
+    """Names its ranks, because each communicator numbers its calls; not for the world."""
     if call_log.communicator == WORLD:
         return line(call)
     ranks = _ranks(membership, call_log.nodes)
@@ -262,7 +241,7 @@ def _named(membership: Membership, call: str, call_log: CallLog) -> str:
 
 
 def _awaited(membership: Membership, entry: Call, call_log: CallLog) -> tuple[Rank, ...]:
-    """Return awaited ranks as ranks of the world, which the status board uses."""
+    """As ranks of the world, which the status board uses."""
     nodes = call_log.nodes
     return _ranks(membership, (nodes[rank] for rank in entry.waiting_for()))[:MAX_AWAITED]
 
@@ -271,12 +250,12 @@ def _ranks(membership: Membership, nodes: Iterable[NodeId]) -> tuple[Rank, ...]:
     return tuple(sorted(rank for node in nodes if (rank := membership.rank_of(node)) is not None))
 
 
-def _traffic(membership: Membership, links: Mapping[NodeId, LinkInfo]) -> dict[NodeId, dict[str, float]]:
+def _traffic(membership: Membership, links: Mapping[NodeId, Link]) -> dict[NodeId, dict[str, float]]:
     return {node: link.stats() for node, link in links.items() if membership.rank_of(node) is not None}
 
 
 def _peers(
-    membership: Membership, links: Mapping[NodeId, LinkInfo], traffic: Mapping[NodeId, dict[str, float]]
+    membership: Membership, links: Mapping[NodeId, Link], traffic: Mapping[NodeId, dict[str, float]]
 ) -> tuple[PeerTraffic, ...]:
     busiest = sorted(traffic, key=lambda node: -traffic[node]["bytes_sent"] - traffic[node]["bytes_received"])
     peers = [

@@ -1,10 +1,10 @@
 """The generations of one node and their successors.
 
-Law: a communicator that loses a member, or a link between members, ends on all its members by the same change and gets
-one successor, that of the last change: a build of an earlier one is abandoned. A successor that cannot be made delays
-no other; it is tried again at the next change that concerns it, and given up if none comes in time. No successor is
-made with a member that closed the communicator. A quiet departure ends a communicator only when a member needs the
-departed one.
+Invariant: a communicator that loses a member, or a link between members, ends on all its members by the same change and
+gets one successor, that of the last change: earlier builds are abandoned. A successor that cannot be made delays no
+other; it is tried again at the next change that concerns it, and given up if none comes in time. No successor is made
+with a member that closed the communicator. A quiet departure ends a communicator only when a call needs the departed
+member.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Final
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import Change, Membership
 from nexar.communicator.generation import (
-    ANYTHING,
-    NOTHING,
+    NONE_COMPLETED,
+    UNCONSTRAINED,
     CompletedCalls,
     Generation,
     GenerationBuilder,
@@ -38,102 +38,14 @@ from nexar.communicator.successors_state import (
     build_overtaken,
     members_missed_in,
 )
-from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, PeerLost, RecoveryTimeout, Revoked, UsageError
 from nexar.group import Group
 from nexar.types import NodeId, Rank
 
 
-class ErrorResolution:
-    """Maps errors of calls to outcomes of their generation. Any thread."""
-
-    _config: Config
-    _changed: threading.Condition
-    _history: ChangeHistory
-    _needed: NeededMembers
-    _closed: bool
-    _end: Callable[[Group], NexarError] | None
-    # Called when a call needs a member that cannot be reached.
-    missed: Callable[[NodeId, str], None]
-    # Called when communicators need a successor, in the world of this epoch. Must not block.
-    renew: Callable[[tuple[int, ...], int], None]
-
-    def resolve_error(self, generation: Generation, error: BaseException) -> BaseException:
-        """Return the error that a call has to raise. Under the automatic policy it may block until the survivors have
-        agreed, up to 1.5 × `recovery_timeout`.
-        """
-        outcome = self.outcome_after(generation, error)
-        if outcome is None:
-            return self._advised(generation, error)
-        if not outcome.done:
-            with suppress(NexarError):  # checked below
-                generation.group.wait((outcome,), time.monotonic() + 1.5 * self._config.recovery_timeout)
-        return copy(outcome.error) if outcome.error is not None else error
-
-    def _advised(self, generation: Generation, error: BaseException) -> BaseException:
-        node = _member(generation, error)
-        if node is None or self._config.recovery_policy != "manual":
-            return error
-        self.missed(node, getattr(error, "cause", "it left"))  # so that the successor lacks it
-        return PeerLost(
-            rank=generation.membership.rank_of(node),
-            node=node,
-            address=getattr(error, "address", None),
-            cause=getattr(error, "cause", "it left"),
-            operation=getattr(error, "operation", None),
-            remedy="comm.shrink() gives the next communicator, without it",
-        )
-
-    def outcome_after(self, generation: Generation, error: BaseException) -> GenerationOutcome | None:
-        """Return the outcome for which the call has to wait; None: raise the error unchanged."""
-        consequence = isinstance(error, (PeerLost, Revoked, LinkClosed))
-        if not consequence or not (generation.outcome.done or self._concerns(generation, error)):
-            return None
-        return generation.outcome
-
-    def _concerns(self, generation: Generation, error: BaseException) -> bool:
-        if generation.interrupted:
-            return True
-        node = _member(generation, error) if self._config.recovery_policy == "automatic" else None
-        if node is None:
-            return False
-        self.need(generation.communicator, generation.membership, node, getattr(error, "cause", "it left"))
-        return True
-
-    # -- needed members ----------------------------------------------------------------------------------------
-
-    def need(self, communicator: int, membership: Membership, node: NodeId, cause: str) -> None:
-        """Record that a call needs this unreachable member. If it is lost, the others agree on that; if it left the
-        world, the communicator gets a successor without it. Never blocks.
-        """
-        with self._changed:
-            self._needed.add(communicator, membership, node)
-        self.missed(node, cause)
-        self._ask_again()
-
-    def gone_from(self, generation: Generation) -> dict[NodeId, str]:
-        with self._changed:
-            return self._history.gone_from(generation.membership)
-
-    def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
-        """Return the membership after this generation if a change that concerns it is chosen in time."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._history.following(communicator, membership) or self._closed or self._end is not None,
-                max(0.0, deadline - time.monotonic()),
-            )
-            return None if self._end is not None else self._history.following(communicator, membership)
-
-    def _ask_again(self) -> None:
-        with self._changed:
-            unmet, epoch = self._needed.unmet(), self._history.world.epoch
-        if unmet:
-            self.renew(unmet, epoch)
-
-
 def _member(generation: Generation, error: BaseException) -> NodeId | None:
-    """Return the member that the error names as lost, or None. If this side closed the link, that member had left the
-    world: nothing else closes a link while a communicator is open.
+    """The member that the error names as lost, or None. If this side closed the link, that member left the world:
+    nothing else closes links of open communicators.
     """
     if not isinstance(error, (PeerLost, LinkClosed)):
         return None
@@ -148,8 +60,8 @@ _log = logging.getLogger(__name__)
 _CLOSED: Final = "this node is closed; make a new one with nexar.init()"
 
 
-class Successors(ErrorResolution):
-    """A MembershipListener that makes the successors of one node. Any thread. Close it before the mesh."""
+class Successors:
+    """Makes this node's successors when NodeRuntime reports changes. Any thread. Close it before the mesh."""
 
     def __init__(self, builder: GenerationBuilder, membership: Membership) -> None:
         self._builder = builder
@@ -157,7 +69,10 @@ class Successors(ErrorResolution):
         # Makes the user's communicator of a generation. This and the next ones: written once, before the first
         # generation.
         self.wrap: Callable[[Generation], Any] = _nothing
-        self.missed = self.renew = _nothing
+        # Called when a call needs a member that cannot be reached.
+        self.report_unreachable: Callable[[NodeId, str], None] = _nothing
+        # Called when communicators need a successor, in the world of this epoch. Must not block.
+        self.renew: Callable[[tuple[int, ...], int], None] = _nothing
         # Called with each generation before it is used.
         self.opened: Callable[[Generation], None] = _nothing
         # Called with each generation once `find` returns it, before it is used.
@@ -181,9 +96,8 @@ class Successors(ErrorResolution):
     def begin(
         self, membership: Membership, communicator: int, deadline: float, *, completed: CompletedCalls | None = None
     ) -> Generation:
-        """Return the first generation of a communicator at this node, made together with its members. `completed`: this
-        node's progress if other members had an earlier one. Raises PeerLost, OperationTimeout, or LinkClosed if a
-        change came first.
+        """Return a communicator's first generation here. `completed`: this node's progress if other members had an
+        earlier one. Raises PeerLost, OperationTimeout, or LinkClosed if a change came first.
         """
         generation, _ = self._make(membership, communicator, deadline, completed)
         self.opened(generation)
@@ -205,9 +119,8 @@ class Successors(ErrorResolution):
         return generation
 
     def forget(self, generation: Generation) -> None:
-        """The user closed it. Members that make its successor are notified; if this node is building one, only if that
-        fails, because otherwise all have it. A generation with an outcome that is still listed was abandoned by its
-        builder.
+        """The user closed it. Tells members that make its successor; if this node is building one, only when that
+        fails. A listed generation with an outcome was abandoned by its builder.
         """
         with self._changed:
             wanted = generation in self._generations
@@ -240,7 +153,7 @@ class Successors(ErrorResolution):
             )
 
     def wait_for_successor(self, generation: Generation, deadline: float) -> Any:
-        """Return the successor; None: timeout, or a member closed it. Raises the error that ended all communicators."""
+        """None: timeout, or a member closed it. Raises the error that ended all communicators."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -256,19 +169,19 @@ class Successors(ErrorResolution):
             return generation.successor
 
     def is_concerned(self, generation: Generation) -> bool:
-        """Whether a chosen change gives it a successor that was not given up."""
+        """A chosen change gives it a successor, not given up."""
         with self._changed:
             target = self._history.after(generation)
             return target is not None and not self._failed_builds.is_given_up(generation, target)
 
     def is_blocked_by_close(self, generation: Generation) -> bool:
-        """Whether it was given up because a member closed it that is still in the world."""
+        """A current member of the world closed it."""
         with self._changed:
             return self._is_blocked_by_close(generation)
 
     def _is_blocked_by_close(self, generation: Generation) -> bool:
         """Under the lock."""
-        return generation.is_blocked_by_close and generation.bar(self._history.world) is not None
+        return generation.is_blocked_by_close and generation.close_error(self._history.world) is not None
 
     def generations(self) -> list[Generation]:
         with self._changed:
@@ -279,15 +192,15 @@ class Successors(ErrorResolution):
             missing = self._failed_builds.missing(generation)
         return tuple(sorted(rank for node in missing if (rank := generation.membership.rank_of(node)) is not None))
 
-    # -- MembershipListener: must not block ------------------------------------------------------------------
+    # -- called by NodeRuntime as MembershipListener: must not block --------------------------------------------------
 
-    def changes(self, change: Change, after: Membership) -> None:
+    def membership_decided(self, change: Change, after: Membership) -> None:
         for generation in self.generations():
             if generation.next_membership(after, [change]) is not None:
                 generation.interrupt()
 
-    def changed(self, change: Change, after: Membership) -> None:
-        """Interrupts also generations opened since `changes`."""
+    def membership_adopted(self, change: Change, after: Membership) -> None:
+        """Also interrupts generations that were opened since `membership_decided`."""
         with self._changed:
             self._history.add(change, after)
             making = {each: end for each in self._building if (end := self._history.end_of(each))}
@@ -307,7 +220,7 @@ class Successors(ErrorResolution):
         self._ask_again()
 
     def stalled(self, stall: NoProgress) -> None:
-        """Only generations that need a lost member end; others still work."""
+        """Only generations that need a lost member end."""
         with self._changed:
             is_member, needy = self._history.world.rank_of, self._needed.unmet()
         for generation in self.generations():
@@ -328,7 +241,6 @@ class Successors(ErrorResolution):
         self._wake()
 
     def ended(self, group: Group) -> NexarError | None:
-        """Return the error that ended all communicators, for this group; None: not ended."""
         with self._changed:
             end = self._end
         return None if end is None else end(group)
@@ -336,7 +248,7 @@ class Successors(ErrorResolution):
     def _wake(self) -> None:
         with self._changed:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="nexar-lineage", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="nexar-successors", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -361,9 +273,9 @@ class Successors(ErrorResolution):
         try:
             if hopeless:
                 with self._changed:
-                    barred = generation.bar(target)
+                    blocked = generation.close_error(target)
                 late = RecoveryTimeout(missing_votes=self.missing(generation), timeout=timeout)
-                generation.outcome.resolve(barred or late)
+                generation.outcome.resolve(blocked or late)
             else:
                 self._succeed(generation, target, deadline)
         except Exception as error:  # noqa: BLE001 - also a bug of nexar: it must not be retried for ever
@@ -372,15 +284,15 @@ class Successors(ErrorResolution):
             self._failed(generation, target, deadline, error)
 
     def _due(self, generation: Generation, now: float) -> Membership | None:
-        """Return the successor's membership if it is to be made or given up now. Under the lock."""
+        """The successor's membership if it is to be made or given up now. Under the lock."""
         target = None if self._build_threads.is_at(generation) else self._history.after(generation)
         if target is None or self._failed_builds.is_given_up(generation, target):
             return None
-        barred = generation.bar(target) is not None
-        return target if barred or self._failed_builds.is_due(generation, target, now) else None
+        blocked = generation.close_error(target) is not None
+        return target if blocked or self._failed_builds.is_due(generation, target, now) else None
 
     def _is_hopeless(self, generation: Generation, target: Membership) -> bool:
-        if generation.bar(target) is not None:
+        if generation.close_error(target) is not None:
             self._failed_builds.failed(generation, target, 0.0)
         return self._failed_builds.give_up(generation, target)
 
@@ -393,22 +305,22 @@ class Successors(ErrorResolution):
         made.inherit(generation)
         self.opened(made)
         with self._changed:
-            closed, barred = generation not in self._generations, generation.bar(target) is not None
+            closed, blocked = generation not in self._generations, generation.close_error(target) is not None
             if closed:
                 self._closed_communicators.add(made)
-            elif not barred:
+            elif not blocked:
                 del self._generations[generation]
                 self._failed_builds.forget(generation)
                 self._generations[made] = None
                 self._build_threads.take(made)
             late = self._history.after(made) is not None
-        if closed or barred:  # by a user meanwhile
-            (made.end if closed else made.close)()  # a barred generation keeps its feeds
+        if closed or blocked:  # by a user meanwhile
+            (made.end if closed else made.close)()  # a blocked generation keeps its feeds
             return
         self.listed(made)
         if late:
             made.interrupt()
-        self._hand_over(generation, made, changes, None if least in (NOTHING, ANYTHING) else least)
+        self._hand_over(generation, made, changes, None if least in (NONE_COMPLETED, UNCONSTRAINED) else least)
 
     def _make(
         self,
@@ -418,8 +330,8 @@ class Successors(ErrorResolution):
         completed: CompletedCalls | None,
         old: Generation | None = None,
     ) -> tuple[Generation, int]:
-        """As GenerationBuilder.make. Raises LinkClosed when a change concerns it or a member closed `old`: members that
-        know do not take part, and none may wait for them.
+        """LinkClosed when a change concerns it or a member closed `old`: members that know do not take part, and none
+        may wait for them.
         """
         begun: list[Group] = []
 
@@ -427,7 +339,7 @@ class Successors(ErrorResolution):
             begun.append(group)
             with self._changed:
                 self._building[group] = None
-                over = self._is_over(group) or (old is not None and old.bar(membership) is not None)
+                over = self._is_over(group) or (old is not None and old.close_error(membership) is not None)
                 loss = self._history.loss_in(membership)
             if over:
                 group.close()
@@ -450,7 +362,7 @@ class Successors(ErrorResolution):
                     self._building.pop(group, None)
 
     def _is_over(self, group: Group) -> bool:
-        """Whether it is not to be made. Under the lock."""
+        """Under the lock."""
         return self._closed or self._end is not None or self._history.overtakes(group)
 
     def _hand_over(self, old: Generation, new: Generation, changes: list[Change], completed: int | None) -> None:
@@ -498,6 +410,95 @@ class Successors(ErrorResolution):
             generation.outcome.resolve(UsageError(_CLOSED))
             generation.end()
 
+    # -- errors of calls, mapped to outcomes of their generation ------------------------------------------------
 
-def _nothing(*_: Any) -> None:
-    """Default callback."""
+    def resolve_error(self, generation: Generation, error: BaseException) -> BaseException:
+        """May block until the survivors agree (automatic policy), up to 1.5 × `recovery_timeout`."""
+        outcome = self.outcome_after(generation, error)
+        if outcome is None:
+            return self._advised(generation, error)
+        if not outcome.done:
+            with suppress(NexarError):  # checked below
+                generation.group.wait((outcome,), time.monotonic() + 1.5 * self._config.recovery_timeout)
+        return copy(outcome.error) if outcome.error is not None else error
+
+    def _advised(self, generation: Generation, error: BaseException) -> BaseException:
+        node = _member(generation, error)
+        if node is None or self._config.recovery_policy != "manual":
+            return error
+        self.report_unreachable(node, getattr(error, "cause", "it left"))  # so that the successor lacks it
+        return PeerLost(
+            rank=generation.membership.rank_of(node),
+            node=node,
+            address=getattr(error, "address", None),
+            cause=getattr(error, "cause", "it left"),
+            operation=getattr(error, "operation", None),
+            remedy="comm.shrink() gives the next communicator, without it",
+        )
+
+    def outcome_after(self, generation: Generation, error: BaseException) -> GenerationOutcome | None:
+        """What to await first; None: raise the error unchanged."""
+        consequence = isinstance(error, (PeerLost, Revoked, LinkClosed))
+        if not consequence or not (generation.outcome.done or self._concerns(generation, error)):
+            return None
+        return generation.outcome
+
+    def _concerns(self, generation: Generation, error: BaseException) -> bool:
+        if generation.interrupted:
+            return True
+        node = _member(generation, error) if self._config.recovery_policy == "automatic" else None
+        if node is None:
+            return False
+        self.need(generation.communicator, generation.membership, node, getattr(error, "cause", "it left"))
+        return True
+
+    # -- needed members ----------------------------------------------------------------------------------------
+
+    def need(self, communicator: int, membership: Membership, node: NodeId, cause: str) -> None:
+        """A call needs this unreachable member. If it is lost, the others agree on that; if it left the world, the
+        communicator gets a successor without it. Never blocks.
+        """
+        with self._changed:
+            self._needed.add(communicator, membership, node)
+        self.report_unreachable(node, cause)
+        self._ask_again()
+
+    def gone_from(self, generation: Generation) -> dict[NodeId, str]:
+        with self._changed:
+            return self._history.gone_from(generation.membership)
+
+    def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
+        """None: no change that concerns it was chosen in time."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._history.following(communicator, membership) or self._closed or self._end is not None,
+                max(0.0, deadline - time.monotonic()),
+            )
+            return None if self._end is not None else self._history.following(communicator, membership)
+
+    def _ask_again(self) -> None:
+        with self._changed:
+            unmet, epoch = self._needed.unmet(), self._history.world.epoch
+        if unmet:
+            self.renew(unmet, epoch)
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+class ErrorResolver:
+    """Maps an operation's error to the one its communicator raises. Any thread."""
+
+    def __init__(self, successors: Successors, generation: Generation, communicator: object) -> None:
+        """Keeps `communicator` alive: it is not closed as unused while one of its requests is pending."""
+        self._successors = successors
+        self._generation = generation
+        self._communicator = communicator
+
+    def resolve_error(self, error: BaseException) -> BaseException:
+        """The error to raise. May block until the survivors agree."""
+        return self._successors.resolve_error(self._generation, error)
+
+    def outcome_after(self, error: BaseException) -> GenerationOutcome | None:
+        """What to await first; None: raise the error unchanged."""
+        return self._successors.outcome_after(self._generation, error)

@@ -1,11 +1,10 @@
 """State behind Successors: chosen changes, needed members, closed communicators, failed builds and build threads.
 
-Needed members: a member that closed leaves the world quietly, and its communicators continue until a call needs it. The
-request for a successor is forgotten at each change of the world, so it is kept here and repeated. Closed communicators:
-closing is local, but at a loss the others would wait for this node in the successor. So they are notified when a change
-concerns it. Failed builds: a failed build is not repeated with the same members in the same epoch, because the others
-gave up too. Build threads: one per generation, at most MAX_BUILDS, lowest ids first on every member, so two members do
-not wait for each other in different builds.
+Needed members: the communicators of a member that closed continue until a call needs it. Each change of the world
+forgets the request for a successor, so it is kept here and repeated. Closed communicators: at a loss the others would
+wait for this node in the successor, so they are told. Failed builds: not repeated with the same members in the same
+epoch, because the others gave up too. Build threads: at most MAX_BUILDS, lowest ids first on every member, so no two
+members wait for each other in different builds.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from nexar.types import NodeId
 from nexar.wire.text import foreign_lines
 
 # No communicator that is being made is based on an older membership.
-_MOST_CHANGES: Final = 1024
+_MAX_CHANGES: Final = 1024
 
 
 class ChangeHistory:
-    """Changes of the world, as chosen. The owner's lock guards it."""
+    """Chosen changes of the world. The owner's lock guards it."""
 
     def __init__(self, world: Membership) -> None:
         # the newest membership
@@ -37,10 +36,9 @@ class ChangeHistory:
     def add(self, change: Change, after: Membership) -> None:
         self.world = after
         self._changes.append(change)
-        del self._changes[:-_MOST_CHANGES]
+        del self._changes[:-_MAX_CHANGES]
 
     def after(self, generation: Generation) -> Membership | None:
-        """Return the members of its successor; None: no change concerns it."""
         return generation.next_membership(self.world, self._changes)
 
     def following(self, communicator: int, membership: Membership) -> Membership | None:
@@ -51,7 +49,7 @@ class ChangeHistory:
         return {node: self._cause_of(node) for node in gone}
 
     def loss_in(self, membership: Membership) -> PeerLost | None:
-        """Return why this generation cannot be made: it needs all its members."""
+        """A generation needs all its members."""
         for node, cause in self.gone_from(membership).items():
             return PeerLost(rank=membership.rank_of(node), node=node, cause=cause)
         return None
@@ -64,7 +62,7 @@ class ChangeHistory:
         return [change for change in self._changes if old < change.epoch <= new]
 
     def end_of(self, group: Group) -> NexarError | None:
-        """Return why a build cannot succeed: a change concerns it, or it lacks a member."""
+        """Why a build cannot succeed: a change concerns it, or a member is lost."""
         if self.overtakes(group):
             return build_overtaken()
         return self.loss_in(group.membership)
@@ -74,7 +72,7 @@ class ChangeHistory:
 
 
 def build_overtaken() -> LinkClosed:
-    """Return the error of a build that a change has overtaken."""
+    """Return the error of a build overtaken by a change."""
     return LinkClosed(owner="the communicator that was being made")
 
 
@@ -84,10 +82,10 @@ class _Need(NamedTuple):
 
 
 class NeededMembers:
-    """Members needed by calls, by communicator. The owner's lock guards it."""
+    """Members that calls need, by communicator. The owner's lock guards it."""
 
-    def __init__(self, course: ChangeHistory) -> None:
-        self._history = course
+    def __init__(self, history: ChangeHistory) -> None:
+        self._history = history
         self._open: dict[int, _Need] = {}  # by communicator: of its newest generation
 
     def add(self, communicator: int, membership: Membership, node: NodeId) -> None:
@@ -100,7 +98,7 @@ class NeededMembers:
             known.nodes.add(node)
 
     def unmet(self) -> tuple[int, ...]:
-        """Return communicators that need a departed node and have no chosen successor yet."""
+        """Communicators that need a departed node and have no chosen successor."""
         is_member = self._history.world.rank_of
         self._open = {
             each: need for each, need in self._open.items() if self._history.following(each, need.membership) is None
@@ -114,7 +112,7 @@ class NeededMembers:
 
 
 # The newest; for older ones the others wait until their timeout.
-_KEPT: Final = 1024
+_MAX_CLOSED: Final = 1024
 
 
 class ClosedCommunicator(NamedTuple):
@@ -125,7 +123,7 @@ class ClosedCommunicator(NamedTuple):
 
 
 class ClosedCommunicators:
-    """Communicators closed by this node's user. The owner's lock guards it."""
+    """Communicators that this node's user closed. The owner's lock guards it."""
 
     def __init__(self) -> None:
         self._closed: OrderedDict[int, ClosedCommunicator] = (
@@ -136,7 +134,7 @@ class ClosedCommunicators:
         absence = ClosedCommunicator(generation.communicator, generation.membership)
         self._closed[generation.communicator] = absence
         self._closed.move_to_end(generation.communicator)
-        while len(self._closed) > _KEPT:
+        while len(self._closed) > _MAX_CLOSED:
             self._closed.popitem(last=False)
         return absence
 
@@ -156,7 +154,7 @@ class _FailedBuild(NamedTuple):
 
 
 class FailedBuilds:
-    """The last failed build of each generation. The owner's lock guards it."""
+    """Last failed build of each generation. The owner's lock guards it."""
 
     def __init__(self) -> None:
         self._failed: dict[Generation, _FailedBuild] = {}
@@ -164,7 +162,7 @@ class FailedBuilds:
     def failed(
         self, generation: Generation, target: Membership, until: float, missing: tuple[NodeId, ...] = ()
     ) -> None:
-        """Record a failed build; give it up at `until` unless another membership comes."""
+        """Given up at `until` unless another membership comes."""
         self._failed[generation] = _FailedBuild(target, until, missing)
 
     def is_due(self, generation: Generation, target: Membership, now: float) -> bool:
@@ -172,7 +170,7 @@ class FailedBuilds:
         return found is None or found.target != target or (found.until is not None and now >= found.until)
 
     def give_up(self, generation: Generation, target: Membership) -> bool:
-        """Mark it as given up; False if it was not tried before."""
+        """False if it was not tried before."""
         found = self._failed.get(generation)
         if found is None or found.target != target:
             return False
@@ -188,7 +186,6 @@ class FailedBuilds:
         return () if found is None else found.missing
 
     def pause(self, now: float) -> float | None:
-        """Return the seconds until the first is to be given up; None: none is pending."""
         ends = [found.until for found in self._failed.values() if found.until is not None]
         return max(0.0, min(ends) - now) if ends else None
 
@@ -197,7 +194,7 @@ class FailedBuilds:
 
 
 def members_missed_in(error: Exception, target: Membership, generation: Generation) -> tuple[NodeId, ...]:
-    """Return the members that a failed build missed; all others if the error does not tell."""
+    """Members that a failed build missed; all others if unknown."""
     found: set[NodeId | None] = set()
     if isinstance(error, PeerError):
         found.add(error.node)
@@ -211,7 +208,7 @@ MAX_BUILDS: Final = 16
 
 
 class BuildThreads:
-    """Threads that make successors. The owner's lock guards it, except `close`. Each thread ends by itself."""
+    """Threads that make successors and end by themselves. The owner's lock guards all but `close`."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
@@ -225,7 +222,7 @@ class BuildThreads:
         return generation in self._threads
 
     def start(self, generation: Generation, make: Callable[[], None]) -> None:
-        """Start a thread that calls `make` without the lock. `make` must not raise."""
+        """Call `make`, which must not raise, in a thread without the lock."""
 
         def run() -> None:
             try:
@@ -241,13 +238,11 @@ class BuildThreads:
         thread.start()
 
     def take(self, successor: Generation) -> None:
-        """Assign the successor to the current thread until it ends: it is handed over before it gets a successor
-        itself.
-        """
+        """Assign it to the current thread: its hand-over comes before its own successor."""
         self._threads[successor] = threading.current_thread()
 
     def close(self) -> None:
-        """Wait for all threads, after no more are started. Idempotent."""
+        """Wait for all threads, once no more are started. Idempotent."""
         with self._changed:
             threads = list(self._threads.values())
         for thread in threads:

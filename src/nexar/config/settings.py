@@ -44,7 +44,7 @@ class Setting:
     doc: str
     unit: str
     secret: bool
-    agrees: bool
+    same_on_all_ranks: bool
     """Must be equal on every rank, because it determines schedules, topology or membership. The seed compares it."""
 
     def show(self, value: object) -> object:
@@ -56,9 +56,13 @@ class Setting:
         return ConfigError(variable=self.variable, value=self.show(value), allowed=self.kind.allowed, hint=hint)
 
 
-def _setting(default: _Value, kind: ValueType, doc: str, *, secret: bool = False, agrees: bool = False) -> _Value:
+def _setting(
+    default: _Value, kind: ValueType, doc: str, *, secret: bool = False, same_on_all_ranks: bool = False
+) -> _Value:
     """Typed as its default, like `dataclasses.field`."""
-    described: Any = field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret, "agrees": agrees})
+    described: Any = field(
+        default=default, metadata={"kind": kind, "doc": doc, "secret": secret, "same_on_all_ranks": same_on_all_ranks}
+    )
     return cast("_Value", described)
 
 
@@ -92,7 +96,7 @@ class Config:
     join_auth_timeout: float = _setting(
         10.0,
         Seconds(least=0.01),
-        "How long a connection may take to authenticate; its proof has to follow its hello within a third of that.",
+        "How long a connection may take to authenticate. After its hello it has a third of this time for its proof.",
     )
     certificate_lifetime: float = _setting(
         31_536_000.0, Seconds(), "How long the certificates the seed issues are valid."
@@ -120,9 +124,11 @@ class Config:
 
     # -- transports
     transports: tuple[str, ...] = _setting(("shm", "quic", "tls"), Schemes(), "Transports in order of preference.")
-    topology: str = _setting("full_mesh", Topology(), "Which pairs of ranks have a data link.", agrees=True)
+    topology: str = _setting("full_mesh", Topology(), "Which pairs of ranks have a data link.", same_on_all_ranks=True)
     enable_tcp_bulk_sidecar: bool | Literal["auto"] = _setting(
-        AUTO, WordOr(AUTO, AUTO, Flag()), "Large payloads on a TCP connection of their own; auto: where it is faster."
+        AUTO,
+        WordOr(AUTO, AUTO, Flag()),
+        "Send large payloads over a separate TCP connection; auto: where that is faster.",
     )
     encrypt_bulk_transport: bool = _setting(True, Flag(), "Encrypt that connection; off only on trusted networks.")
     buffer_profile: str | tuple[tuple[int, int], ...] = _setting(
@@ -147,13 +153,17 @@ class Config:
     collective_timeout: float = _setting(30.0, Seconds(), "Deadline of a collective without progress.")
     barrier_timeout: float = _setting(30.0, Seconds(), "Deadline of a barrier without progress.")
     large_msg_bytes: int = _setting(
-        8_388_608, _POSITIVE, "From this size on, schedules are chosen for throughput.", agrees=True
+        8_388_608, _POSITIVE, "From this size on, schedules are chosen for throughput.", same_on_all_ranks=True
     )
-    pipeline_segment_bytes: int = _setting(2_097_152, _POSITIVE, "Segment of a pipelined schedule.", agrees=True)
-    ring_max_world: int = _setting(8, _POSITIVE, "Largest world that uses the plain ring.", agrees=True)
-    bucket_bytes: int = _setting(26_214_400, _POSITIVE, "Cap of one fused bucket of all_reduce_bucketed.", agrees=True)
+    pipeline_segment_bytes: int = _setting(
+        2_097_152, _POSITIVE, "Segment of a pipelined schedule.", same_on_all_ranks=True
+    )
+    ring_max_world: int = _setting(8, _POSITIVE, "Largest world that uses the plain ring.", same_on_all_ranks=True)
+    bucket_bytes: int = _setting(
+        26_214_400, _POSITIVE, "Largest size of a bucket of all_reduce_bucketed.", same_on_all_ranks=True
+    )
     compressed_allreduce_max_bytes: int = _setting(
-        4_294_967_296, Whole(zero="no check"), "Most memory a compressed all_reduce may take.", agrees=True
+        4_294_967_296, Whole(zero="no check"), "Most memory a compressed all_reduce may take.", same_on_all_ranks=True
     )
 
     # -- remote calls
@@ -161,17 +171,24 @@ class Config:
     rpc_concurrency: int = _setting(64, _POSITIVE, "Remote calls served at once; more are rejected.")
 
     # -- failure and recovery
-    heartbeat_interval: float = _setting(1.0, Seconds(), "Time between two heartbeats.", agrees=True)
-    heartbeat_timeout: float = _setting(5.0, Seconds(), "Silence after which a peer counts as dead.", agrees=True)
+    heartbeat_interval: float = _setting(
+        1.0,
+        Seconds(),
+        "Time between two heartbeats, and between two measurements of this rank's own delay.",
+        same_on_all_ranks=True,
+    )
+    heartbeat_timeout: float = _setting(
+        5.0, Seconds(), "Silence after which a peer counts as dead.", same_on_all_ranks=True
+    )
     stuck_timeout: float = _setting(
-        60.0, Seconds(), "Time without a beat after which a peer that sends packets is expelled."
+        60.0, Seconds(), "Time without a heartbeat after which a peer is expelled although its packets arrive."
     )
     recovery_timeout: float = _setting(30.0, Seconds(), "How long agreeing on the next membership may take.")
     recovery_policy: str = _setting(
         "automatic",
         Choice(("automatic", "manual", "abort"), aliases=((AUTO, "automatic"),)),
         "What happens after the loss of a member.",
-        agrees=True,
+        same_on_all_ranks=True,
     )
 
     # -- growing and shrinking
@@ -214,7 +231,7 @@ class Config:
 
 def agreed_settings(config: Config) -> dict[str, str]:
     """Those that must be equal on every rank, as text."""
-    return {setting.name: f"{getattr(config, setting.name)}" for setting in settings() if setting.agrees}
+    return {setting.name: f"{getattr(config, setting.name)}" for setting in settings() if setting.same_on_all_ranks}
 
 
 def settings() -> tuple[Setting, ...]:
@@ -226,8 +243,8 @@ def _describe(described: Field[Any]) -> Setting:
     name, kind = described.name, described.metadata["kind"]
     unit = _unit(name, kind)
     variable = f"NEXAR_{name.upper()}" + ("_SECS" if unit == "seconds" else "")
-    doc, secret, agrees = (described.metadata[key] for key in ("doc", "secret", "agrees"))
-    return Setting(name, variable, kind, described.default, doc, unit, secret, agrees)
+    doc, secret, same_on_all_ranks = (described.metadata[key] for key in ("doc", "secret", "same_on_all_ranks"))
+    return Setting(name, variable, kind, described.default, doc, unit, secret, same_on_all_ranks)
 
 
 def _unit(name: str, kind: ValueType) -> str:
@@ -240,9 +257,9 @@ _SETTINGS = tuple(_describe(described) for described in fields(Config))
 
 
 def _check_together(config: Config) -> None:
-    """ConfigError for values that contradict one another. A law: condition, the setting to blame, what is allowed."""
+    """ConfigError for values that contradict one another. A rule: condition, the setting to blame, what is allowed."""
     largest = config.elastic_max_world_size
-    laws = (
+    rules = (
         (
             config.heartbeat_timeout > config.heartbeat_interval,
             "heartbeat_timeout",
@@ -259,7 +276,7 @@ def _check_together(config: Config) -> None:
             f"at most elastic_max_world_size ({largest})",
         ),
     )
-    for holds, name, allowed in laws:
+    for holds, name, allowed in rules:
         if not holds:
             setting = next(setting for setting in settings() if setting.name == name)
             raise ConfigError(variable=setting.variable, value=getattr(config, name), allowed=allowed)

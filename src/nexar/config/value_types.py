@@ -236,7 +236,7 @@ class Schemes(ValueType):
 
     @property
     def allowed(self) -> str:
-        return "names of transports, each once, separated by commas (shm, quic, tls, memory or a registered one)"
+        return "names of transports, each once, separated by commas (shm, quic, tls or a registered one)"
 
     def accept(self, value: object) -> tuple[str, ...]:
         if isinstance(value, str):

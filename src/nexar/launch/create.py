@@ -1,7 +1,7 @@
-"""Joins the cluster of an invitation, and leaves it at interpreter exit if the communicator is still open.
+"""Joins the cluster of an invitation, and leaves it at interpreter exit.
 
-The exception that ended the main thread is in `sys.last_value`, whatever `sys.excepthook` is. `init()` starts the
-thread that leaves: since Python 3.12 no thread can be started during exit.
+`sys.last_value` is the exception that ended the main thread, whatever `sys.excepthook` is. `init()` starts the thread
+that leaves, because since Python 3.12 none can be started during exit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class LeaveAtExit:
         _leavers[id(self)] = self
 
     def cancel(self) -> None:
-        """Idempotent."""
         _leavers.pop(id(self), None)
         if not self._wake.is_set():
             self._cancelled = True
@@ -67,7 +66,6 @@ class LeaveAtExit:
         self._wake.set()
 
     def has_left(self, deadline: float) -> bool:
-        """Blocks at most until `deadline` (time.monotonic)."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
@@ -103,13 +101,13 @@ def _leave_all() -> None:
 
 
 def _uncaught() -> BaseException | None:
-    """None in an interactive interpreter, which continues after an exception."""
+    """An interactive interpreter continues after an exception."""
     interactive = hasattr(sys, "ps1") or sys.flags.interactive
     return None if interactive else getattr(sys, "last_value", None)
 
 
 def _quiet(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[[threading.ExceptHookArgs], object]:
-    """A daemon thread's call that the exit ends is not a failure."""
+    """A daemon thread's call ended by the exit is not a failure."""
 
     def report(arguments: threading.ExceptHookArgs) -> None:
         daemon = arguments.thread is not None and arguments.thread.daemon
@@ -129,7 +127,7 @@ SEND_TIMEOUT: Final = EXIT_TIMEOUT - 1.0
 
 
 def tells_for_host(local_rank: int | None) -> bool:
-    """Whether this rank prints what its host waits for. Two ranks do: the others may wait for one of them."""
+    """Whether this rank prints what its host waits for. Two ranks do, as one may be missing."""
     return local_rank is None or local_rank <= 1
 
 
@@ -142,7 +140,7 @@ def join_cluster(
     size: int | None = None,
     local_rank: int | None = None,
 ) -> Communicator:
-    """As `bootstrap`. The metrics server opens first, so that a taken port fails in this process alone."""
+    """As `bootstrap`. The metrics server opens first, so a taken port fails only here."""
     ends = ExitStack()
     adopt = _serve_metrics(config, local_rank or 0, ends)
 
@@ -168,7 +166,6 @@ def join_cluster(
 
 
 def _serve_metrics(config: Config, local_rank: int, ends: ExitStack) -> Callable[[NodeRuntime], None]:
-    """`ends` closes the server. The returned function sets the node it reports."""
     if config.metrics_port is None:
         return lambda _: None
     from nexar.observe.metrics import NodeSource, open_metrics  # noqa: PLC0415  # loaded only if metrics are enabled
@@ -183,7 +180,7 @@ def _serve_metrics(config: Config, local_rank: int, ends: ExitStack) -> Callable
 
 
 def _leave(communicator: Communicator, runtime: NodeRuntime, error: BaseException | None) -> None:
-    """A rank that raised leaves at once, because the others wait for its notice."""
+    """A rank that raised leaves at once: the others wait for its notice."""
     if error is None:
         _deliver_sends(runtime)
     communicator.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))

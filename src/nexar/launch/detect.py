@@ -1,7 +1,7 @@
 """Finds out from the environment which launcher started this process, and as which rank. Pure.
 
-The first launcher whose variables are present wins. Incomplete variables are rejected: a guess would put two processes
-on one rank, or wait for ranks that are never started.
+It is `nexar run` or an external launcher such as torchrun, srun or mpirun. The first one whose variables are present
+wins. Incomplete variables are rejected: a guess could put two processes on one rank, or wait for missing ranks.
 """
 
 import re
@@ -12,12 +12,13 @@ from typing import Literal, TypeAlias
 from nexar.errors import ConfigError
 from nexar.types import UNKNOWN_NODE, NodeId, Rank, parse_node
 
-LauncherKind: TypeAlias = Literal["nexar", "torch", "slurm", "openmpi", "pmi", "kubernetes"]
+_MpiKind: TypeAlias = Literal["openmpi", "pmi"]
+LauncherKind: TypeAlias = Literal["nexar", "torch", "slurm", _MpiKind, "kubernetes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchInfo:
-    """How this process was started: 0 <= rank < size, also inside the host. None: not set by the launcher."""
+    """How this process was started. 0 <= rank < size, also inside the host."""
 
     kind: LauncherKind
     rank: Rank
@@ -62,7 +63,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def first_host(hosts: str, variable: str = _HOSTS_VARIABLE) -> str:
-    """The first host of a Slurm host list (`node[001-004,7],x`), with leading zeros."""
+    """First host of a Slurm host list (`node[001-004,7],x`), with leading zeros."""
     name = _first_item(hosts.strip())
     expanded = re.sub(r"\[([^\[\]]*)\]", lambda bracket: re.split(r"[-,]", bracket[1], maxsplit=1)[0], name)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", expanded):
@@ -80,7 +81,7 @@ def _first_item(hosts: str) -> str:
 
 
 def tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
-    """The number of tasks on this node, from Slurm's notation (`2(x3),1`)."""
+    """Number of tasks on this node, from Slurm's `2(x3),1`."""
     passed = 0
     for part in tasks.strip().split(","):
         found = _TASKS.fullmatch(part.strip())
@@ -93,7 +94,7 @@ def tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
 
 
 LAUNCHER_VARIABLE = "NEXAR_LAUNCHER"
-"""Node id of the nexar launcher that started the process."""
+"""Node id of the nexar launcher that started the process. NEXAR_LAUNCH (`launch.plan`) identifies the launch."""
 
 JOINER_VARIABLE = "NEXAR_JOINER"
 """Set by a nexar launcher for a process that joins a formed cluster: it has no rank yet."""
@@ -102,11 +103,11 @@ Environment: TypeAlias = Mapping[str, str]
 
 
 def detect(environ: Environment) -> LaunchInfo | None:
-    """None if no launcher is recognised. ConfigError for inconsistent variables."""
+    """None: no launcher. ConfigError for inconsistent variables."""
     present = {name: text.strip() for name, text in environ.items() if text.strip()}
     if JOINER_VARIABLE in present:
         return None  # the variables of an outer launcher do not apply to it
-    return next((start for detector in _LAUNCHERS if (start := detector(present)) is not None), None)
+    return next((launch_info for detector in _LAUNCHERS if (launch_info := detector(present)) is not None), None)
 
 
 # -- one function per launcher: None if its variables are missing
@@ -116,24 +117,24 @@ def detect(environ: Environment) -> LaunchInfo | None:
 def _nexar(environ: Environment) -> LaunchInfo | None:
     if LAUNCHER_VARIABLE not in environ:
         return None
-    return _with_torch_names(
+    return _from_torch_variables(
         environ, LaunchInfo(kind="nexar", rank=0, size=1, launcher=_node(environ, LAUNCHER_VARIABLE))
     )
 
 
 def _torch(environ: Environment) -> LaunchInfo | None:
     if "RANK" in environ:
-        return _with_torch_names(environ, LaunchInfo(kind="torch", rank=0, size=1, job=_torch_job(environ)))
+        return _from_torch_variables(environ, LaunchInfo(kind="torch", rank=0, size=1, job=_torch_job(environ)))
     if "WORLD_SIZE" in environ and not _has_other_launcher(environ):
         raise _missing("RANK", "WORLD_SIZE")
     return None
 
 
 def _slurm(environ: Environment) -> LaunchInfo | None:
-    if "SLURM_PROCID" not in environ or _is_batch_script(environ) or _overruled(environ):
+    if "SLURM_PROCID" not in environ or _is_batch_script(environ) or _mpi_numbers_differ(environ):
         return None
-    size_variable = _first_of(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", beside="SLURM_PROCID")
-    hosts_variable = _first_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", beside="SLURM_PROCID")
+    size_variable = _first_of(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", present="SLURM_PROCID")
+    hosts_variable = _first_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", present="SLURM_PROCID")
     tasks_variable = "SLURM_STEP_TASKS_PER_NODE"
     node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else None
     knows_tasks = tasks_variable in environ and node is not None
@@ -188,7 +189,7 @@ _LAUNCHERS: tuple[Callable[[Environment], LaunchInfo | None], ...] = (
 # -----------------------------------------------------------------------------------------
 
 
-def _with_torch_names(environ: Environment, known: LaunchInfo) -> LaunchInfo:
+def _from_torch_variables(environ: Environment, known: LaunchInfo) -> LaunchInfo:
     if "RANK" not in environ:
         raise _missing("RANK", LAUNCHER_VARIABLE)
     if "WORLD_SIZE" not in environ:
@@ -210,28 +211,28 @@ def _with_torch_names(environ: Environment, known: LaunchInfo) -> LaunchInfo:
 
 
 def _torch_job(environ: Environment) -> str | None:
-    """torchrun's run id may be the word "none"; its store's address is unique on the host while it runs."""
+    """torchrun's run id may be "none"; its store's address is unique on the host."""
     return _join(environ, "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 
 
-_LOCAL_NAMES = {
+_LOCAL_NAMES: Mapping[_MpiKind, tuple[tuple[str, str], ...]] = {
     "openmpi": (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),),
     "pmi": (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),
 }
-_JOB_NAMES = {
+_JOB_NAMES: Mapping[_MpiKind, tuple[str, ...]] = {
     "openmpi": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"),
     "pmi": ("PMI_JOBID", "PALS_APID"),
 }
 
 
-def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: str) -> LaunchInfo | None:
+def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: _MpiKind) -> LaunchInfo | None:
     if rank_variable not in environ and size_variable not in environ:
         return None
     rank, size = _rank_and_size(environ, rank_variable, size_variable)
     names = next((pair for pair in _LOCAL_NAMES[kind] if pair[0] in environ), _LOCAL_NAMES[kind][0])
     local_rank, local_size = _local_rank_and_size(environ, *names)
     return LaunchInfo(
-        kind="openmpi" if kind == "openmpi" else "pmi",
+        kind=kind,
         rank=rank,
         size=size,
         local_rank=local_rank,
@@ -243,15 +244,13 @@ def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: str
 
 
 def _is_batch_script(environ: Environment) -> bool:
-    """sbatch sets SLURM_PROCID=0 for its script too, but only srun makes steps."""
+    """sbatch sets SLURM_PROCID=0 for its script too; only srun makes steps."""
     return environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
 
 
-def _overruled(environ: Environment) -> bool:
-    """Whether an MPI launcher inside the allocation set other numbers.
-
-    mpiexec starts its daemons with srun, and the ranks inherit the daemon's Slurm variables. srun --mpi=pmi2 sets both,
-    and both agree.
+def _mpi_numbers_differ(environ: Environment) -> bool:
+    """Whether an MPI launcher set other numbers: mpiexec starts its daemons with srun, and ranks inherit the daemon's
+    Slurm variables. With srun --mpi=pmi2 both agree.
     """
     theirs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")
     slurm = environ["SLURM_PROCID"], environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
@@ -266,7 +265,6 @@ def _has_other_launcher(environ: Environment) -> bool:
 
 
 def _rank_and_size(environ: Environment, rank_variable: str, size_variable: str) -> tuple[int, int]:
-    """ConfigError if one is missing or they are inconsistent."""
     for here, other in ((rank_variable, size_variable), (size_variable, rank_variable)):
         if here not in environ:
             raise _missing(here, other)
@@ -306,10 +304,10 @@ def _node(environ: Environment, variable: str) -> NodeId:
         raise ConfigError(variable=variable, value=environ[variable], allowed=allowed) from None
 
 
-def _first_of(environ: Environment, *variables: str, beside: str) -> str:
+def _first_of(environ: Environment, *variables: str, present: str) -> str:
     found = next((variable for variable in variables if variable in environ), None)
     if found is None:
-        raise _missing(variables[-1], beside)
+        raise _missing(variables[-1], present)
     return found
 
 
@@ -317,6 +315,6 @@ def _join(environ: Environment, *variables: str) -> str | None:
     return " ".join(f"{name}={environ[name]}" for name in variables if name in environ) or None
 
 
-def _missing(variable: str, beside: str, remedy: str = "") -> ConfigError:
-    hint = remedy or f"{beside} alone does not say enough: set both, or unset both"
-    return ConfigError(variable=variable, value="", allowed=f"a whole number, needed beside {beside}", hint=hint)
+def _missing(variable: str, present: str, remedy: str = "") -> ConfigError:
+    hint = remedy or f"{present} alone does not say enough: set both, or unset both"
+    return ConfigError(variable=variable, value="", allowed=f"a whole number, needed beside {present}", hint=hint)

@@ -1,12 +1,12 @@
 """Chooses how a process gets its invitation, from its settings and its launcher alone. Pure.
 
-A ticket, or the seed's address with the token, is used first. Otherwise rank 0 starts a seed. If all ranks are on one
-host, the ticket passes through a private file, whose name they derive from the job. On several hosts the secret is the
-token, and all ranks compute the seed's port alike.
+A ticket, or the seed's address with the token, is used first. Otherwise rank 0 starts a seed. On one host the ticket
+passes through a private file, named after the job. On several hosts all ranks compute the seed's port alike; the token
+is the secret.
 
-The port is the first of these that is known: the last port of NEXAR_PORT_RANGE (members take the first free one),
-NEXAR_PORT + 1, MASTER_PORT + 1 (torch's store takes MASTER_PORT), a port in 20000..29999 derived from the job, so that
-two jobs on one host seldom collide, and 29501 (a pod does not share its host).
+The port is the first known of: the last port of NEXAR_PORT_RANGE (members take the first free one), NEXAR_PORT + 1,
+MASTER_PORT + 1 (torch's store has MASTER_PORT), a port in 20000..29999 derived from the job, so that two jobs on one
+host seldom collide, and 29501 (a pod does not share its host).
 """
 
 import hashlib
@@ -39,11 +39,11 @@ class ByToken:
 
 @dataclass(frozen=True, slots=True)
 class ByFile:
-    """Rank 0 writes the ticket to a file of this name."""
+    """Rank 0 writes the ticket to this file."""
 
     name: str
     size: int
-    opens: bool
+    starts_seed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,62 +54,62 @@ class ByRankZero:
     host: str
     port: int
     size: int
-    opens: bool
+    starts_seed: bool
 
 
 Entry: TypeAlias = ByTicket | ByToken | ByFile | ByRankZero
 
 
-def choose_entry(start: LaunchInfo | None, config: Config, parent: int) -> Entry:
-    """`parent`: id of the parent process. ConfigError or UsageError, with the remedy, if this process cannot join."""
+def choose_entry(launch_info: LaunchInfo | None, config: Config, parent: int) -> Entry:
+    """`parent`: id of the parent process. ConfigError or UsageError, with the remedy, if it cannot join."""
     if config.ticket is not None:
         return ByTicket(config.ticket)
     if config.seed is not None:
         return ByToken(needed_token(config, "NEXAR_SEED"), config.seed)
-    if start is None:
+    if launch_info is None:
         raise _no_launcher(config)
-    if start.kind == "nexar":
+    if launch_info.kind == "nexar":
         allowed = "what the launcher set: it reaches the ranks through their environment"
         raise ConfigError(variable="NEXAR_TICKET", value="", allowed=allowed, hint="do not clear it in the script")
-    opens = start.rank == _OPENER
-    if start.on_one_host:
-        return ByFile(_file_name(start, parent), start.size, opens)
-    token = needed_token(config, f"ranks on several hosts, started by {start.kind}")
-    return ByRankZero(token, _host(start), rank_zero_port(start, config), start.size, opens)
+    starts_seed = launch_info.rank == _SEED_RANK
+    if launch_info.on_one_host:
+        return ByFile(_file_name(launch_info, parent), launch_info.size, starts_seed)
+    token = needed_token(config, f"ranks on several hosts, started by {launch_info.kind}")
+    return ByRankZero(token, _host(launch_info), rank_zero_port(launch_info, config), launch_info.size, starts_seed)
 
 
-_OPENER: Rank = 0
+_SEED_RANK: Rank = 0
 
 
-def rank_zero_port(start: LaunchInfo, config: Config) -> int:
+def rank_zero_port(launch_info: LaunchInfo, config: Config) -> int:
     """Equal on every rank of a job."""
     if config.port_range is not None:
         return config.port_range[1]
-    taken = config.port or start.master_port
+    taken = config.port or launch_info.master_port
     if taken:
         return taken + 1 if taken < _LAST_PORT else taken - 1
-    if start.job is None:
+    if launch_info.job is None:
         return _DEFAULT_PORT
-    digest = hashlib.sha256(start.job.encode()).digest()
+    digest = hashlib.sha256(launch_info.job.encode()).digest()
     return 20_000 + int.from_bytes(digest[:4], "big") % 10_000
 
 
-def _file_name(start: LaunchInfo, parent: int) -> str:
+def _file_name(launch_info: LaunchInfo, parent: int) -> str:
     """Equal for all ranks of one launch, and for no other launch of this user here."""
-    identity = start.job or f"parent {parent}"
-    return hashlib.sha256(f"{start.kind} {start.size} {identity}".encode()).hexdigest()[:32]
+    identity = launch_info.job or f"parent {parent}"
+    return hashlib.sha256(f"{launch_info.kind} {launch_info.size} {identity}".encode()).hexdigest()[:32]
 
 
-def _host(start: LaunchInfo) -> str:
-    if start.master_addr is None:
+def _host(launch_info: LaunchInfo) -> str:
+    if launch_info.master_addr is None:
         allowed = "the name or address of the host of rank 0"
         hint = "or start a seed there with `nexar seed` and set NEXAR_SEED=HOST:PORT"
         raise ConfigError(variable="MASTER_ADDR", value="", allowed=allowed, hint=hint)
-    return start.master_addr
+    return launch_info.master_addr
 
 
 def needed_token(config: Config, reason: str) -> str:
-    """ConfigError with `reason` if the token is not set."""
+    """ConfigError with `reason` if it is not set."""
     if config.cluster_token is None:
         allowed = f"the cluster's secret, the same for all ranks, needed with {reason}"
         hint = "make one with `python3 -c 'import secrets; print(secrets.token_hex(32))'`"

@@ -35,7 +35,6 @@ class Mailbox(Generic[_Item]):
         return self._read
 
     def take(self) -> list[_Item]:
-        """Never blocks."""
         with self._lock:
             with suppress(BlockingIOError):
                 os.read(self._read, 65_536)
@@ -66,10 +65,8 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SignalInbox:
-    """Collects signals inside its block; main thread only.
-
-    The C-level handler writes to a pipe, so no signal is lost between polling and sleeping. A signal that was ignored
-    before (`nohup`) stays ignored.
+    """Collects signals inside its block; main thread only. The C-level handler writes to a pipe, so none is lost
+    between polling and sleeping. Signals ignored before (`nohup`) stay ignored.
     """
 
     def __enter__(self) -> Self:
@@ -96,12 +93,10 @@ class SignalInbox:
         return self._read
 
     def take(self) -> list[int]:
-        """Never blocks."""
         try:
             return list(os.read(self._read, 4096))
         except BlockingIOError:
             return []
 
 
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Replaces the default action."""
+def _do_nothing(number: int, frame: FrameType | None) -> None: ...

@@ -1,8 +1,8 @@
 """Reports to the launcher, through a pipe, which uncaught exception ends a rank.
 
-A variable names descriptor and inode: a program between the two may have reused the number. The last line counts: one
-is written at exit, and one at once for an exception of the main thread, because other threads may keep the process
-running. A rank that writes nothing (killed, not Python, before `nexar.init()`) fails by itself.
+A variable names descriptor and inode, because a program in between may have reused the number. The last line counts:
+one is written at exit, and one at once for an exception of the main thread, because other threads may keep the process
+running. A rank that writes nothing (killed, not Python, before `nexar.init()`) failed by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ExitReport(msgspec.Struct, frozen=True):
 
 
 def origin_of(error: BaseException) -> Origin:
-    """Decides by the classes of the exception and its causes, never by their text."""
+    """Decides by the classes of the exception and its causes, not by text."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, JoinRefused) and error.nobody_left:
@@ -62,7 +62,7 @@ def origin_of(error: BaseException) -> Origin:
 
 
 def _caused_by(error: BaseException | None, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether it is of these kinds, or was raised from or while handling one; a group: all its members."""
+    """Whether it is, or was raised from or while handling, one of these kinds; a group: all its members."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -79,9 +79,7 @@ def _caused_by(error: BaseException | None, kinds: tuple[type[BaseException], ..
 
 
 def report_at_exit() -> None:
-    """Does nothing without a launcher or when called again. Removes the variable, because child programs are not the
-    rank.
-    """
+    """Repeated calls have no effect. Removes the variable: child programs are not the rank."""
     pipe = _usable(take(EXIT_PIPE_VARIABLE))
     if pipe is None:
         return
@@ -92,7 +90,7 @@ def report_at_exit() -> None:
 
 
 def _report_main_thread(pipe: int) -> None:
-    """In its own thread: the interpreter waits for other threads before it calls exit handlers."""
+    """The interpreter waits for other threads before it calls exit handlers."""
     threading.main_thread().join()  # the interpreter ends this wait when it begins to exit
     if getattr(sys, "last_value", None) is not None:
         _write_report(pipe)
@@ -134,7 +132,6 @@ class ExitPipe:
         return f"{self.write_end}:{os.fstat(self.write_end).st_ino}"
 
     def close_write_end(self) -> None:
-        """Idempotent."""
         if self.write_end >= 0:
             os.close(self.write_end)
             self.write_end = -1
@@ -153,7 +150,6 @@ class ExitPipe:
         return self._last
 
     def close(self) -> None:
-        """Idempotent."""
         self.close_write_end()
         if self._read >= 0:
             os.close(self._read)

@@ -1,7 +1,7 @@
 """The guard process: ends the ranks of a launcher that died. Uses the standard library alone.
 
-Lines on its standard input: `+ID` adds a process group, `-ID` removes one, `bye` ends the guard. If the pipe ends
-without `bye`, the launcher was killed.
+Input lines: `+ID` adds a process group, `-ID` removes one, `bye` ends the guard. If the pipe ends without `bye`, the
+launcher was killed.
 """
 
 import os
@@ -14,7 +14,7 @@ GRACE = 2.0
 
 
 def listen() -> set[int] | None:
-    """Blocks until the launcher is gone. Returns the groups that are left; None after `bye`."""
+    """Blocks until the launcher is gone. None after `bye`."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         if line == b"bye\n":
@@ -24,7 +24,7 @@ def listen() -> set[int] | None:
 
 
 def send(group: int, number: int) -> bool:
-    """Return whether a process got the signal."""
+    """Whether a process got the signal."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -33,7 +33,7 @@ def send(group: int, number: int) -> bool:
 
 
 def end(groups: set[int], mark: str) -> None:
-    """SIGTERM, after GRACE SIGKILL; then kill every other process of this launch."""
+    """SIGTERM, after GRACE SIGKILL; then kill all other processes of this launch."""
     deadline = time.monotonic() + GRACE
     left = {group for group in groups if send(group, signal.SIGTERM)}
     while left and time.monotonic() < deadline:
@@ -49,14 +49,14 @@ def end(groups: set[int], mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Covers the interval between the start of a rank and the line that announces it; not without /proc."""
+    """Covers the interval between a rank's start and its announcement; needs /proc."""
     needle = f"NEXAR_LAUNCH={mark}".encode()
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
     return [pid for pid in pids if needle in environment_of(pid)]
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Empty if this user may not read it."""
+    """Empty if not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read().split(b"\0")

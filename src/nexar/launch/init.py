@@ -32,9 +32,8 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
 
 def install_dump_handler() -> None:
-    """Make SIGUSR1 dump the flight recorder, unless it has a handler. Main thread only; otherwise nothing happens.
-
-    Call before a node is opened: the node makes sure that a blocked call does not delay the signal.
+    """Make SIGUSR1 dump the flight recorder, unless it has a handler or this is not the main thread. Call it before a
+    node opens, so that a blocked call does not delay the signal.
     """
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
@@ -46,9 +45,7 @@ def _dump_handler() -> _Handler:
 
 
 def _dump(launched: int, number: int, _frame: FrameType | None) -> None:
-    """Without a communicator the signal has its default action, except in the process `launched`: a launcher signals
-    all its ranks.
-    """
+    """Default action without a communicator, except in the process `launched`: a launcher signals all its ranks."""
     from nexar.collectives.flight_recorder import dump_all  # noqa: PLC0415  # already loaded if a communicator is open
 
     if not dump_all("SIGUSR1") and os.getpid() != launched:
@@ -62,7 +59,7 @@ _Result = TypeVar("_Result")
 
 
 def _with_short_traceback(join: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Drop nexar's own frames, except from internal errors."""
+    """Drops nexar's frames, except from internal errors."""
 
     @wraps(join)
     def joined(*arguments: _Arguments.args, **more: _Arguments.kwargs) -> _Result:
@@ -81,24 +78,24 @@ def _with_short_traceback(join: Callable[_Arguments, _Result]) -> Callable[_Argu
 def init(config: Config | None = None, **settings: Any) -> Communicator:
     """Join the cluster this process was started for; returns when all ranks have joined.
 
-    The process was started by `nexar run`, torchrun, srun, mpiexec or a Kubernetes indexed job, or has a ticket (or the
-    seed's address and the token) in its environment. `settings` are fields of `Config`; they override `config`, which
-    overrides the environment. A default value in `config` counts as not given. Raises ConfigError or UsageError, with
-    the remedy, if nothing tells how to join; JoinRefused, SeedUnreachable or FormationTimeout if joining fails. The
-    caller closes the communicator; at interpreter exit an open one is closed within 5 s.
+    The process was started by `nexar run`, torchrun, srun, mpiexec or a Kubernetes indexed job, or has a ticket (or
+    the seed's address and the token) in its environment. `settings` are fields of `Config`; they override `config`,
+    which overrides the environment. A default value in `config` counts as not given. Raises ConfigError or UsageError,
+    with the remedy, if nothing tells how to join; JoinRefused, SeedUnreachable or FormationTimeout if joining fails.
+    Close the communicator; an open one is closed at interpreter exit, within 5 s.
     """
     from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
     from nexar.launch.create import join_cluster, tells_for_host  # noqa: PLC0415  # wrong settings are rejected without loading it
 
     chosen = choose_config(config, settings)
     take_ticket()
-    start = detect(inherited())
-    entry = choose_entry(start, chosen, os.getppid())
-    rank, size = (None, None) if start is None else (start.rank, start.size)
-    launcher = UNKNOWN_NODE if start is None else start.launcher
+    launch_info = detect(inherited())
+    entry = choose_entry(launch_info, chosen, os.getppid())
+    rank, size = (None, None) if launch_info is None else (launch_info.rank, launch_info.size)
+    launcher = UNKNOWN_NODE if launch_info is None else launch_info.launcher
     install_dump_handler()
     report_at_exit()
-    local_rank = None if start is None else start.local_rank
+    local_rank = None if launch_info is None else launch_info.local_rank
     with open_entry(entry, chosen, tell_on_stderr if tells_for_host(local_rank) else None) as invitation:
         return join_cluster(chosen, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
 
@@ -127,7 +124,7 @@ def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
 
 @contextmanager
 def open_entry(entry: Entry, config: Config, tell: Callable[[str], None] | None = None) -> Iterator[Invitation]:
-    """A cluster that this rank opens stays open until the block ends."""
+    """A cluster opened here stays open until the block ends."""
     if isinstance(entry, ByTicket):
         yield parse_ticket(entry.ticket)
     elif isinstance(entry, ByToken):
@@ -135,7 +132,7 @@ def open_entry(entry: Entry, config: Config, tell: Callable[[str], None] | None 
     elif isinstance(entry, ByRankZero):
         with _open_rank_zero(entry, config) as invitation:
             yield invitation
-    elif entry.opens:
+    elif entry.starts_seed:
         with _open_ticket_file(entry, config) as invitation:
             yield invitation
     else:
@@ -145,7 +142,7 @@ def open_entry(entry: Entry, config: Config, tell: Callable[[str], None] | None 
 @contextmanager
 def _open_rank_zero(entry: ByRankZero, config: Config) -> Iterator[Invitation]:
     invitation = invitation_from_token(entry.token, [format_address(entry.host, entry.port)])
-    if not entry.opens:
+    if not entry.starts_seed:
         yield invitation
         return
     with SeedProcess(entry.size, f":{entry.port}", config, config.formation_timeout):

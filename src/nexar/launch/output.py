@@ -1,4 +1,4 @@
-"""Writes the output of ranks to the terminal, to files, or both. Two ranks never share a line."""
+"""Writes the output of ranks to the terminal, files, or both. Two ranks never share a line."""
 
 import io
 import logging
@@ -43,7 +43,7 @@ class Console:
             _log.warning("%s cannot be written (%s); stopping", stream, error.strerror or error)
 
     def _redirect_to_null(self, stream: Stream) -> None:
-        """Redirect to /dev/null: at exit the interpreter would write its buffer again, fail, and exit with code 120."""
+        """Otherwise the interpreter would write its buffer again at exit, fail, and exit with code 120."""
         self.gone = True
         with suppress(io.UnsupportedOperation):  # a replacement stream without a descriptor
             null = os.open(os.devnull, os.O_WRONLY)
@@ -59,7 +59,7 @@ class Console:
 
 
 def _write_all(output: BinaryIO, text: bytes) -> None:
-    """An unbuffered stream (PYTHONUNBUFFERED) may write a part only."""
+    """Unbuffered streams may write only a part."""
     rest = memoryview(text)
     while rest:
         rest = rest[output.write(rest) :]
@@ -67,7 +67,7 @@ def _write_all(output: BinaryIO, text: bytes) -> None:
 
 
 class StreamOutput:
-    """One stream of one rank: to the console, to its file, and kept at its end."""
+    """One stream of one rank: to the console and its file, its end kept."""
 
     def __init__(self, plan: RankPlan, stream: Stream, console: Console | None, log_dir: Path | None) -> None:
         self._plan, self._stream, self._console = plan, stream, console
@@ -106,19 +106,17 @@ class StreamOutput:
             self._hold.extend(seconds)
 
     def release(self) -> None:
-        """Show the held traceback: the process continues after it."""
         if self._hold is not None:
             self.show(self._hold.release())
 
     def take_held(self) -> list[bytes]:
-        """The traceback the process ended with, not yet shown."""
         rest = self._lines.finish()
         if rest:
             self._show_line(rest)
         return [] if self._hold is None else self._hold.release()
 
     def _write_log(self, log: BinaryIO, piece: bytes) -> None:
-        """A failed write (full disk) ends the log file, not the run."""
+        """A full disk ends the log file, not the run."""
         try:
             log.write(piece)
         except OSError as error:
@@ -131,7 +129,6 @@ class StreamOutput:
         return self._tail.text()
 
     def close(self) -> None:
-        """Idempotent."""
         self.show(self.take_held())
         self._end_log()
 

@@ -21,14 +21,14 @@ _LAST_LINES = 20
 
 
 class LineSplitter:
-    """Splits pieces of output into lines. A carriage return ends a line too: progress bars use it."""
+    """Splits output into lines. A carriage return ends one too: progress bars use it."""
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
         self._rest = bytearray()  # contains no line end, except perhaps a trailing \r
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Each byte is searched once, however long a line is."""
+        """Each byte is searched once."""
         searched = max(0, len(self._rest) - 1)
         self._rest += piece
         ends = [end.end() for end in _END.finditer(self._rest, searched)]
@@ -41,13 +41,12 @@ class LineSplitter:
             del self._rest[: self._longest]
 
     def finish(self) -> bytes:
-        """The incomplete rest, with a line end."""
         rest, self._rest = bytes(self._rest), bytearray()
         return rest if not rest or rest.endswith(b"\r") else rest + b"\n"
 
 
 class TracebackHold:
-    """Holds a traceback and what follows for a moment: the process may end with it."""
+    """Holds a traceback and what follows: the process may end with it."""
 
     def __init__(self, seconds: float = TRACEBACK_SECONDS) -> None:
         self._seconds = seconds
@@ -57,7 +56,6 @@ class TracebackHold:
         """When to show the lines (the caller's clock); None: no lines are held."""
 
     def feed(self, line: bytes, now: float) -> list[bytes]:
-        """The lines to show now."""
         if self.due is None:
             if not _HEADER_LINE.match(line):
                 return [line]
@@ -110,9 +108,7 @@ def exception_name(traceback: str) -> str:
 
 
 def _raised(traceback: str) -> str:
-    """The line after the last frame. Python 3.11 writes an empty line before it if it has no marks for the
-    source line.
-    """
+    """Python 3.11 may write an empty line before it."""
     lines = traceback.splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     behind = lines[frames[-1] + 1 :] if frames else lines

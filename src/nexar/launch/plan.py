@@ -1,7 +1,7 @@
 """Plans the processes of this host: command lines and environments. Pure.
 
-The variables are those of torchrun, so that programs written for it work. A process that joins a formed cluster gets no
-rank: the members assign it.
+The variables are torchrun's, so that its programs work. Members assign the rank of a process that joins a formed
+cluster.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,9 @@ from nexar.launch.detect import JOINER_VARIABLE, LAUNCHER_VARIABLE
 from nexar.types import NodeId, Rank, format_node
 
 MARK_VARIABLE = "NEXAR_LAUNCH"
-"""Holds the same random text in every process of one launch."""
+"""Holds the same random text in every process of one launch, by which the guard finds them. NEXAR_LAUNCHER
+(`launch.detect`) names the launcher.
+"""
 
 EXIT_PIPE_VARIABLE = "NEXAR_EXIT_PIPE"
 """Descriptor and inode of the pipe of `exit_report`."""
@@ -30,7 +32,7 @@ class Command:
     arguments: tuple[str, ...] = ()
 
     def line(self, python: str) -> tuple[str, ...]:
-        """Unbuffered, so that the last output of a rank that dies is not lost."""
+        """Unbuffered, so that a dying rank's last output is not lost."""
         before = {"script": (python, "-u"), "module": (python, "-u", "-m"), "program": ()}[self.form]
         return (*before, self.target, *self.arguments)
 
@@ -49,7 +51,7 @@ class HostBlock:
 
     @property
     def group_size(self) -> int:
-        """Assumes that all hosts start as many ranks."""
+        """If all hosts start as many ranks."""
         return max(-(-self.size // self.count), self.group_rank + 1)
 
 
@@ -79,11 +81,11 @@ class RankPlan:
         return f"[{self.name}] "
 
     def log_name(self, stream: Literal["stdout", "stderr"]) -> str:
-        """Contains the rank, so that hosts can share a directory."""
+        """Has the rank, so that hosts can share a directory."""
         return f"{self.name.replace(' ', '_')}.{stream}.log"
 
     def replacement_plan(self, *, as_joiner: bool) -> "RankPlan":
-        """The plan of its replacement. `as_joiner`: its rank is no longer free."""
+        """`as_joiner`: its rank is no longer free."""
         environment = _without_rank(self.environment) if as_joiner else self.environment
         return replace(self, environment=environment, restart=self.restart + 1)
 
@@ -97,7 +99,7 @@ def plan_ranks(
     entry: Mapping[str, str],
     mark: str,
 ) -> list[RankPlan]:
-    """`entry`: the variables of the invitation, which replace every inherited one."""
+    """`entry`: the invitation's variables, which replace every inherited one."""
     base = {name: text for name, text in inherited.items() if name not in _INVITATION_VARIABLES} | dict(entry)
     return [_plan_rank(block, command.line(python), base, mark, local_rank) for local_rank in range(block.count)]
 
@@ -134,7 +136,7 @@ def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_filter(text: str | None, count: int) -> frozenset[int]:
-    """From `0,2`. ConfigError if it is malformed."""
+    """From `0,2`. ConfigError."""
     if text is None:
         return frozenset(range(count))
     parts = [part.strip() for part in text.split(",")]
@@ -153,7 +155,7 @@ def choose_form(*, module: bool, no_python: bool) -> Form:
 
 
 def without_outer_launch(inherited: Mapping[str, str]) -> dict[str, str]:
-    """A rank may start a launcher, and inherits variables and ticket of the outer cluster."""
+    """A rank that starts a launcher inherits the outer cluster's variables and ticket."""
     if MARK_VARIABLE not in inherited:
         return dict(inherited)
     return {name: text for name, text in inherited.items() if name not in _LAUNCH_VARIABLES}

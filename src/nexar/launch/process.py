@@ -1,10 +1,8 @@
 """The processes of ranks, and the launcher's standard input, which rank 0 reads.
 
-The system stops a background process group that reads from the terminal. So the launcher reads it and forwards it to
-rank 0 through a pipe.
-
-Each rank leads a process group with the workers that it forks. When a rank has ended, the group is killed *before* the
-rank is reaped: until then the group's id cannot be reused.
+The system stops a background process group that reads from the terminal, so the launcher forwards it to rank 0 through
+a pipe. Each rank leads a process group with the workers it forks. When a rank has ended, the group is killed *before*
+the rank is reaped: until then the group's id cannot be reused.
 """
 
 import fcntl
@@ -30,7 +28,7 @@ _INPUT_BYTES: Final = 65_536
 
 
 class StandardInput:
-    """Used by the thread that waits with `selector` and calls the data of its keys."""
+    """For the thread that waits with `selector` and calls the data of its keys."""
 
     def __init__(self, selector: selectors.BaseSelector, source: int = 0) -> None:
         self._selector, self._source = selector, source
@@ -39,15 +37,14 @@ class StandardInput:
         if _is_terminal(source):
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
-            selector.register(source, selectors.EVENT_READ, self._pass_on)
+            selector.register(source, selectors.EVENT_READ, self._forward)
 
     def descriptor_for(self, plan: RankPlan) -> int:
         if plan.rank != 0 or not _is_open(self._source):
             return subprocess.DEVNULL
         return self._source if self._pipe is None else self._pipe[0]
 
-    def _pass_on(self) -> None:
-        """Called when the terminal is readable, or the pipe writable."""
+    def _forward(self) -> None:
         assert self._pipe is not None
         if self._pending:
             self._write(self._pipe[1])
@@ -57,10 +54,10 @@ class StandardInput:
             self._selector.unregister(self._source)  # the input is for the program in the foreground
 
     def resume(self) -> None:
-        """Call when the launcher may be in the foreground again."""
+        """The launcher may be in the foreground again."""
         has_ended = self._pipe is None or self._pipe[1] < 0
         if not has_ended and not self._pending and self._source not in self._selector.get_map():
-            self._selector.register(self._source, selectors.EVENT_READ, self._pass_on)
+            self._selector.register(self._source, selectors.EVENT_READ, self._forward)
 
     def _take(self, piece: bytes, pipe: int) -> None:
         self._pending = piece
@@ -70,19 +67,17 @@ class StandardInput:
             self._end()
 
     def _write(self, pipe: int) -> None:
-        """The terminal is not read while the pipe is full."""
         with suppress(BlockingIOError):
             self._pending = self._pending[os.write(pipe, self._pending) :]
         registered = self._selector.get_map()
         if self._pending and self._source in registered:
             self._selector.unregister(self._source)
-            self._selector.register(pipe, selectors.EVENT_WRITE, self._pass_on)
+            self._selector.register(pipe, selectors.EVENT_WRITE, self._forward)
         elif not self._pending and pipe in registered:
             self._selector.unregister(pipe)
-            self._selector.register(self._source, selectors.EVENT_READ, self._pass_on)
+            self._selector.register(self._source, selectors.EVENT_READ, self._forward)
 
     def _end(self) -> None:
-        """After Ctrl-D rank 0 must see the end too."""
         self._selector.unregister(self._source)
         assert self._pipe is not None
         os.close(self._pipe[1])
@@ -123,12 +118,12 @@ _PIECE_BYTES = 65_536
 
 
 class RankProcess:
-    """A started rank. Owns its pipes and log files until `close`."""
+    """A started rank. Owns its pipes and log files."""
 
     def __init__(
         self, plan: RankPlan, console: Console | None, log_dir: Path | None, stdin: int = subprocess.DEVNULL
     ) -> None:
-        """UsageError if the process cannot be started."""
+        """UsageError if it cannot be started."""
         self.plan = plan
         self.outputs: dict[Stream, StreamOutput] = {}
         self.exit_pipe = ExitPipe()
@@ -169,13 +164,11 @@ class RankProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None until it is reaped; negative: the signal that ended it."""
+        """None until reaped; negative: the signal that ended it."""
         return self._process.returncode
 
     def reap(self, before: Callable[[int], None]) -> bool:
-        """Return whether it has ended. If so, kill its group, call `before` with the group's id, then reap it. Never
-        blocks.
-        """
+        """Whether it has ended; then kill its group, call `before` with the group's id, and reap it. Never blocks."""
         if self.returncode is not None:
             return True
         if not self._has_ended():
@@ -197,7 +190,7 @@ class RankProcess:
             return  # the group is empty; macOS raises PermissionError for a group of zombies
 
     def signal(self, number: int) -> None:
-        """To its group. Does nothing once it is reaped."""
+        """To its group, unless reaped."""
         if self.returncode is None:
             try:
                 os.killpg(self.pid, number)
@@ -205,7 +198,7 @@ class RankProcess:
                 return
 
     def ask(self, number: int) -> bool:
-        """Send a signal to it alone, if it has a handler. Return whether it has."""
+        """Signal it alone if it has a handler. Return whether it has."""
         if self.returncode is not None or not _catches(self.pid, number):
             return False
         os.kill(self.pid, number)
@@ -222,9 +215,8 @@ class RankProcess:
         return piece
 
     def drain(self) -> None:
-        """Read what is available; after the reap that is all its group wrote.
-
-        The amount is fixed first: a process that left the group may write faster than this reads.
+        """Read what is available; after the reap, all that its group wrote. The amount is fixed first: a process that
+        left the group may write faster than this reads.
         """
         for stream, pipe in self.pipes.items():
             left = _readable_bytes(pipe)
@@ -252,7 +244,6 @@ def _readable_bytes(pipe: int) -> int:
 
 
 def _catches(process: int, number: int) -> bool:
-    """According to /proc."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:

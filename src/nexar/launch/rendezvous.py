@@ -1,18 +1,17 @@
 """Joins processes that another program (torch) has brought together and that share a text store.
 
-Rank 0 waits for a hello of every rank, opens a cluster, or takes the one they were started for, and posts an answer
-that says how the ranks get their invitation, or why rank 0 failed.
+Rank 0 waits for a hello of every rank, opens a cluster or takes the one they were started for, and posts how the ranks
+get their invitation, or why it failed.
 
-Law: the store is not trusted. No secret is written there, and nothing read there makes a rank trust a key that it would
-not trust otherwise, unless `ticket_in_store` allows it. So rank 0 posts, in this order of preference:
+Invariant: the store is not trusted. No secret is written there, and nothing read there makes a rank trust a key that it
+would not trust otherwise, unless `ticket_in_store` allows it. So rank 0 posts, in this order of preference:
 
 - that it uses the invitation in its environment: the others use their own;
 - with a token: the seed's addresses, which the token authenticates;
 - with all ranks on one host: the name of a file in the user's private folder;
 - with `ticket_in_store` alone: the ticket.
 
-The store may hold texts of an earlier attempt. So each hello has a new random number, and a rank accepts only an answer
-that repeats it.
+The store may hold texts of an earlier attempt, so each hello has a new random number, which the answer repeats.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from nexar.errors import (
     FormationTimeout,
     OperationTimeout,
     UsageError,
-    headed,
+    error_text,
     list_ranks,
     printable,
-    told,
+    with_heading,
 )
 from nexar.launch.detect import LaunchInfo, detect
 from nexar.launch.entry import needed_token
@@ -91,7 +90,7 @@ Message = TypeVar("Message", RendezvousRound, RendezvousHello, RendezvousAnswer)
 
 
 def encoded(message: RendezvousRound | RendezvousHello | RendezvousAnswer) -> str:
-    """As text for the store."""
+    """Text for the store."""
     return msgspec.json.encode(message).decode()
 
 
@@ -127,14 +126,14 @@ def share_a_host(hellos: Sequence[RendezvousHello]) -> bool:
 
 
 def share_a_folder(hellos: Sequence[RendezvousHello]) -> bool:
-    """A false claim is harmless: ranks elsewhere do not find the file on rank 0's host."""
+    """A false claim is harmless: that rank does not find the file."""
     return share_a_host(hellos) and len({hello.folder for hello in hellos}) == 1 and hellos[0].folder != ""
 
 
 def accepted_way(answer: RendezvousAnswer, config: Config) -> InvitationWay:
-    """UsageError if rank 0 failed, ConfigError for a way that this rank's settings do not allow."""
+    """UsageError if rank 0 failed, ConfigError if this rank's settings forbid it."""
     if answer.way == "failed":
-        raise UsageError(headed("rank 0 could not open the cluster", printable(answer.content)))
+        raise UsageError(with_heading("rank 0 could not open the cluster", printable(answer.content)))
     if answer.way == "token_needed":
         raise token_needed(answer.content)
     if answer.way in ("file", "ticket") and config.cluster_token is not None:
@@ -155,7 +154,7 @@ def accepted_way(answer: RendezvousAnswer, config: Config) -> InvitationWay:
 
 
 def token_needed(reason: str) -> ConfigError:
-    """The ranks have no safe way to pass on the ticket."""
+    """There is no safe way to share the ticket."""
     return ConfigError(
         variable="NEXAR_CLUSTER_TOKEN",
         value="",
@@ -179,9 +178,11 @@ _MOST_NAMED: Final = 4
 """How many ranks a message names."""
 
 
-def unequal_sizes(opened_for: int, rank: Rank, told: int) -> str:
-    """The message for different world sizes."""
-    return f"rank 0 expects {opened_for} ranks, but rank {rank} expects {told}; use the same world size on all ranks"
+def unequal_sizes(opened_for: int, rank: Rank, expected: int) -> str:
+    """Message for different world sizes."""
+    return (
+        f"rank 0 expects {opened_for} ranks, but rank {rank} expects {expected}; use the same world size on all ranks"
+    )
 
 
 _FIRST_INTERVAL: Final = 0.005
@@ -208,14 +209,14 @@ class TextStore(Protocol):
 def join_through_store(store: TextStore, rank: Rank, size: int, timeout: float, **settings: Any) -> Communicator:
     """Join with the other ranks of this store; all ranks call it.
 
-    `timeout`: seconds for the ranks to post their hellos. Errors as for `init`; also FormationTimeout at rank 0 and
-    OperationTimeout at the others for missing ranks, UsageError if rank 0 failed, ConfigError if a token is needed.
+    `timeout`: seconds for the hellos. Errors as for `init`; for missing ranks FormationTimeout at rank 0,
+    OperationTimeout elsewhere; UsageError if rank 0 failed, ConfigError if a token is needed.
     """
     from nexar.launch.create import join_cluster  # noqa: PLC0415  # wrong settings are rejected without loading it
 
     config = choose_config(None, settings)
     take_ticket()
-    start = _started()
+    launch_info = _started()
     install_dump_handler()
     report_at_exit()
     hello = _hello(size, config)
@@ -223,12 +224,12 @@ def join_through_store(store: TextStore, rank: Rank, size: int, timeout: float, 
         if rank:
             invitation = _follow(_await_answer(store, rank, hello, timeout), config, timeout)
         else:
-            invitation = opened.enter_context(_open_cluster(store, hello, config, start, timeout))
+            invitation = opened.enter_context(_open_cluster(store, hello, config, launch_info, timeout))
         launcher = UNKNOWN_NODE
         if invitation == _environment_invitation(config):
             _used.add(invitation)
-            launcher = UNKNOWN_NODE if start is None else start.launcher
-        local_rank = None if start is None else start.local_rank
+            launcher = UNKNOWN_NODE if launch_info is None else launch_info.launcher
+        local_rank = None if launch_info is None else launch_info.local_rank
         return join_cluster(config, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
 
 
@@ -243,18 +244,17 @@ def _hello(size: int, config: Config) -> RendezvousHello:
 
 @contextmanager
 def _open_cluster(
-    store: TextStore, hello: RendezvousHello, config: Config, start: LaunchInfo | None, timeout: float
+    store: TextStore, hello: RendezvousHello, config: Config, launch_info: LaunchInfo | None, timeout: float
 ) -> Iterator[Invitation]:
-    """What rank 0 opened stays open until the block ends."""
     number = secrets.token_hex(_NUMBER_BYTES)
     store.put(_ROUND, encoded(RendezvousRound(number, hello.size)))
     with ExitStack() as opened:
         try:
             hellos = [hello, *_hellos(store, number, hello.size, timeout)]
-            way, content, invitation = _invite(hellos, config, start, opened)
+            way, content, invitation = _invite(hellos, config, launch_info, opened)
         except Exception as error:
             heard = [each.number for each in _readable(store, number, hello.size).values()]
-            store.put(_answer_key(number), encoded(RendezvousAnswer(heard, "failed", told(error))))
+            store.put(_answer_key(number), encoded(RendezvousAnswer(heard, "failed", error_text(error))))
             raise
         heard = [each.number for each in hellos[1:]]
         store.put(_answer_key(number), encoded(RendezvousAnswer(heard, way, content)))
@@ -264,10 +264,10 @@ def _open_cluster(
 
 
 def _invite(
-    hellos: Sequence[RendezvousHello], config: Config, start: LaunchInfo | None, opened: ExitStack
+    hellos: Sequence[RendezvousHello], config: Config, launch_info: LaunchInfo | None, opened: ExitStack
 ) -> tuple[InvitationWay | Literal["token_needed"], str, Invitation | None]:
-    """Way and content of the answer, and rank 0's own invitation; None: a token is needed."""
-    given = _unused_invitation(config, start, len(hellos))
+    """Way and content of the answer, and rank 0's invitation; None: a token is needed."""
+    given = _unused_invitation(config, launch_info, len(hellos))
     way = chosen_way(config, hellos, has_invitation=given is not None)
     if way == "token_needed":
         return way, separation(hellos), None
@@ -283,15 +283,14 @@ def _invite(
     return way, seed.ticket if way == "ticket" else ",".join(invitation.addresses), invitation
 
 
-def _unused_invitation(config: Config, start: LaunchInfo | None, size: int) -> Invitation | None:
-    """The environment's invitation, if it is unused and fits this number of ranks."""
+def _unused_invitation(config: Config, launch_info: LaunchInfo | None, size: int) -> Invitation | None:
     given = _environment_invitation(config)
-    fits = start is None or start.size == size
+    fits = launch_info is None or launch_info.size == size
     return given if fits and given not in _used else None
 
 
 def _hellos(store: TextStore, number: str, size: int, timeout: float) -> Iterator[RendezvousHello]:
-    """Of ranks 1, 2, … UsageError at once for another world size: the missing ranks may not exist."""
+    """UsageError at once for another world size: missing ranks may not exist."""
     deadline = time.monotonic() + timeout
     for rank in range(1, size):
         text = _poll_until(partial(store.find, _hello_key(number, rank)), deadline)
@@ -325,7 +324,6 @@ def _missing(store: TextStore, number: str, size: int, timeout: float) -> Format
 
 
 def _readable(store: TextStore, number: str, size: int) -> dict[Rank, RendezvousHello]:
-    """The hellos of all ranks that can read an answer."""
     found: dict[Rank, RendezvousHello] = {}
     for rank in range(1, size):
         text = store.find(_hello_key(number, rank))
@@ -342,12 +340,12 @@ def _readable(store: TextStore, number: str, size: int) -> dict[Rank, Rendezvous
 def _await_answer(
     store: TextStore, rank: Rank, hello: RendezvousHello, timeout: float, grace: float = _GRACE
 ) -> RendezvousAnswer:
-    """Posts the hello again in every round. `grace`: if rank 0 has come, its answer may be so much later, because it
-    names the missing ranks.
+    """Posts the hello again in every round. `grace`: more seconds for the answer if rank 0 has come: it names the
+    missing ranks.
     """
     posted: RendezvousRound | None = None
 
-    def look() -> RendezvousAnswer | None:
+    def find_answer() -> RendezvousAnswer | None:
         nonlocal posted
         text = store.find(_ROUND)
         if text is None:
@@ -361,11 +359,11 @@ def _await_answer(
         return answer if answer is not None and hello.number in answer.heard else None
 
     deadline = time.monotonic() + timeout
-    answer = _poll_until(look, deadline)
+    answer = _poll_until(find_answer, deadline)
     # A round that has an answer without this hello belongs to an earlier attempt.
     rank_0_present = posted is not None and store.find(_answer_key(posted.number)) is None
     if answer is None and rank_0_present:
-        answer = _poll_until(look, deadline + grace)
+        answer = _poll_until(find_answer, deadline + grace)
     if answer is not None:
         return answer
     if posted is not None and posted.size != hello.size:
@@ -413,12 +411,10 @@ def _answer_key(number: str) -> str:
     return f"nexar/{number}/answer"
 
 
-def _poll_until(look: Callable[[], _Found | None], deadline: float) -> _Found | None:
-    """None at the deadline. Polls: no store can wait for a round and an answer at once, and Ctrl-C cannot interrupt its
-    wait.
-    """
+def _poll_until(find: Callable[[], _Found | None], deadline: float) -> _Found | None:
+    """None at the deadline. No store can wait for a round and an answer at once, or be interrupted by Ctrl-C."""
     interval = _FIRST_INTERVAL
-    while (found := look()) is None:
+    while (found := find()) is None:
         left = deadline - time.monotonic()
         if left <= 0:
             return None
@@ -428,7 +424,7 @@ def _poll_until(look: Callable[[], _Found | None], deadline: float) -> _Found | 
 
 
 def _started() -> LaunchInfo | None:
-    """Incomplete launcher variables are not an error here: the caller knows rank and size."""
+    """Incomplete launcher variables are no error here: the caller knows rank and size."""
     try:
         return detect(inherited())
     except ConfigError:

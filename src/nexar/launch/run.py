@@ -1,7 +1,7 @@
 """`nexar run` on one host: joins or opens a cluster, runs the ranks, and reports the result.
 
-The launcher reserves the ranks at the seed before it starts them, so that `RANK` is right. Without a ticket or token it
-runs the seed itself.
+The launcher reserves ranks at the seed before it starts them, so `RANK` is right. Without a ticket or token it runs
+the seed itself.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class ClusterEntry:
 
 
 def run_host(request: RunRequest, console: Console) -> int:
-    """Run the ranks and wait for them. Returns the exit code."""
+    """Run the ranks to their end. Returns the exit code."""
     from nexar.cluster.seed_session import LauncherSession  # noqa: PLC0415  # wrong arguments are rejected without loading it
     from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
 
@@ -136,8 +136,8 @@ def _opened(request: RunRequest) -> Iterator[ClusterEntry]:
 
 
 def _master(entry: ClusterEntry, inherited: Mapping[str, str]) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT, equal on all hosts, for torch's store on rank 0's host. Inherited values win. The
-    seed's host is right if the seed runs beside rank 0.
+    """MASTER_ADDR and MASTER_PORT for torch's store on rank 0's host. Inherited values win. The seed's host is right
+    if the seed runs beside rank 0.
     """
     if entry.own:
         host, port = _LOOPBACK, _free_port()

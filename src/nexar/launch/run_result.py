@@ -56,11 +56,11 @@ class LaunchResult:
     """Ranks that failed while the others continued."""
 
 
-def judge_run(endings: Sequence[RankExit], *, interrupted: int | None = None) -> LaunchResult:
-    """For a run whose ranks continue without those that fail. `endings` are in order of time.
+def run_result(endings: Sequence[RankExit], *, interrupted: int | None = None) -> LaunchResult:
+    """For a run that continues without ranks that fail. `endings` are in order of time; of a restarted rank the last
+    counts.
 
-    It succeeds if a rank ended well, none failed because it missed another, and none used up its restarts. Of a
-    restarted rank the last end counts.
+    Success: a rank ended well, none failed because it missed another, and none used up its restarts.
     """
     own = [ending for ending in endings if not ending.stopped and not ending.replaced]
     bad = [ending for ending in own if ending.code != 0]
@@ -76,9 +76,7 @@ def judge_run(endings: Sequence[RankExit], *, interrupted: int | None = None) ->
 
 
 def _failed(failures: Sequence[RankExit]) -> RankExit | None:
-    """The rank to blame if survivors did not end well. A killed rank may be merely lost, but is to blame if another
-    missed it.
-    """
+    """A killed rank is to blame only if another missed it."""
     if any(ending.blames_another for ending in failures):
         return next((ending for ending in failures if not ending.blames_another), failures[0])
     return next((ending for ending in failures if ending.given_up), None)
@@ -93,7 +91,7 @@ def signal_name(number: int) -> str:
 
 
 class FailureReport:
-    """Writes the culprit with its traceback, and ranks that failed because of it in one line each."""
+    """Writes the culprit with its traceback, and a line for each rank that failed because of it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,9 +1,7 @@
 """The seed as a process, started by rank 0: `python -m nexar.launch.seed_main`.
 
-Rank 0 holds the other end of its standard input. If that ends before the cluster has formed, rank 0 has failed and the
-world will never be complete; later it has no meaning.
-
-The process that rank 0 starts only forks the seed, so that rank 0 has no child to reap when the last member has left.
+If its standard input, held by rank 0, ends before the cluster has formed, rank 0 has failed and the world will never
+be complete. The process that rank 0 starts only forks the seed, so that rank 0 has no child to reap.
 """
 
 import os
@@ -37,7 +35,7 @@ def main() -> int:
         try:
             seed.wait_formed()  # the seed keeps the time, and notifies every joiner first
         except NexarError:
-            return 1  # the seed has told every joiner why
+            return 1  # the seed has sent every joiner the reason
         formed.set()
         _detach_output()
         seed.wait_empty()
@@ -50,14 +48,14 @@ def _send(message: msgspec.Struct) -> None:
 
 
 def _end_with_parent(formed: threading.Event) -> None:
-    """If rank 0 joins and leaves at once, the end of the pipe races with the commit: one second lets the commit win."""
+    """If rank 0 joins and leaves at once, the end of the pipe races with the commit, which one second lets win."""
     sys.stdin.buffer.read()
     if not formed.wait(1.0):
         os._exit(1)
 
 
 def _detach_output() -> None:
-    """A process that reads rank 0's output to its end must not wait for the seed."""
+    """A reader of rank 0's output must not wait for the seed."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

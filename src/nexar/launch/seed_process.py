@@ -1,7 +1,7 @@
-"""Rank 0's side of the seed process it starts, and the private file that passes the ticket to the ranks of its host.
+"""Rank 0's side of the seed process, and the private file that passes the ticket to the ranks of its host.
 
-The folder (0700) is checked to be the user's alone; the file (0600) appears whole. It names the seed's process: a file
-that a crashed run left behind names a dead process and is ignored.
+The folder (0700) is the user's alone; the file (0600) appears whole and names the seed's process: the file of a
+crashed run names a dead one and is ignored.
 """
 
 import os
@@ -59,9 +59,8 @@ _NOTICE_TIMEOUT = 5.0  # seconds for the seed to tell the other ranks that the c
 
 
 class SeedProcess:
-    """A seed in a session of its own. An error in its block ends it; otherwise it serves until every member has left.
-
-    It is not a child of this process, which would have to reap it: the direct child forks the seed and exits.
+    """A seed in its own session. An error in its block ends it; otherwise it serves until every member has left. It is
+    not a child of this process, which would have to reap it.
     """
 
     def __init__(self, size: int, listen: str, config: Config, timeout: float) -> None:
@@ -94,9 +93,7 @@ class SeedProcess:
             os.waitpid(self._session, 0)  # it exited after it started the seed, or was killed with it
 
     def _end_after_notice(self) -> None:
-        """Without a parent the seed tells the other ranks why and ends; killed at once, it would leave them to time
-        out.
-        """
+        """Without a parent the seed first tells the other ranks why; otherwise they would time out."""
         os.close(self._stdin)
         self._stdin = os.open(os.devnull, os.O_WRONLY)  # closed with the other pipe
         _read_line(
@@ -124,7 +121,6 @@ class SeedProcess:
 
 
 def _spawn() -> tuple[int, int, int]:
-    """Session id, pipe to its standard input, pipe from its standard output."""
     stdin_read, stdin = os.pipe()
     stdout, stdout_write = os.pipe()
     try:
@@ -154,7 +150,7 @@ def _write(pipe: int, line: bytes) -> None:
 
 
 def _read_line(pipe: int, deadline: float) -> bytes | None:
-    """A line, or what came before the end of the pipe; None at the deadline."""
+    """A line, or the rest before the end of the pipe; None at the deadline."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     line = b""
@@ -204,9 +200,7 @@ def wait_for_ticket(name: str, timeout: float, tell: Tell | None = None) -> str:
 
 
 def folder_identity() -> str:
-    """Equal for processes of one host that share the private folder, and only for them. UsageError if it is not
-    private.
-    """
+    """Equal only for processes of one host that share the private folder. UsageError."""
     status = _folder().stat()
     return f"{status.st_dev:x}.{status.st_ino:x}"
 
@@ -220,7 +214,6 @@ def _read_ticket_file(path: Path) -> str | None:
 
 
 def _folder() -> Path:
-    """UsageError if another user made it or can read it."""
     path = Path(tempfile.gettempdir()) / f"nexar-{os.geteuid()}"
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -234,7 +227,7 @@ def _folder() -> Path:
 
 
 def _started(pid: int) -> str:
-    """Distinguishes processes that reuse an id; empty if there is none."""
+    """Differs for processes that reuse an id; empty: none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:

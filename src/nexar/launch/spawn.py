@@ -37,8 +37,8 @@ def spawn(
     """Run `fn(comm)` in n new processes and return the results by rank. Settings as for `init`.
 
     The first failure ends all: RemoteError with the traceback of the rank that raised, PeerLost if one died. `fn` and
-    its result must be picklable; call this below `if __name__ == "__main__":`, as for multiprocessing. When it returns
-    or raises, the processes have ended.
+    its result must be picklable; call this below `if __name__ == "__main__":`. The processes have ended when it
+    returns or raises.
     """
     _check(fn, n)
     from nexar.cluster.seed import SeedService  # noqa: PLC0415  # a wrong call is rejected without loading it
@@ -106,7 +106,6 @@ class _RankProcesses:
         self._processes.append(process)
 
     def results(self) -> list[Any]:
-        """Blocks until all have returned; raises the first failure."""
         while len(self._results) < len(self._processes):
             waiting = [pipe for pipe, rank in self._pipes.items() if rank not in self._results]
             for pipe in connection.wait(waiting):
@@ -138,7 +137,6 @@ class _RankProcesses:
         )
 
     def end(self) -> None:
-        """Idempotent."""
         if len(self._results) < len(self._processes):
             for process in self._processes:
                 process.terminate()

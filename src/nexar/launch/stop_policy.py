@@ -1,9 +1,9 @@
 """Decides what a launcher does when the first failure stops the run. Pure: the caller passes the time.
 
-A rank that failed by itself is the culprit, reported at once. A rank that failed because another was gone is reported
+A rank that failed by itself is the culprit, reported at once. One that failed because another was gone is reported
 only if no culprit is known after HOLD seconds: a process that raised may end later than those that miss it. The
-remaining ranks have GRACE seconds to end by themselves. On several hosts the seed chooses the culprit, and all
-launchers exit with its code.
+remaining ranks have GRACE seconds to end. On several hosts the seed chooses the culprit, and all launchers exit with
+its code.
 """
 
 import signal
@@ -28,7 +28,7 @@ class Escalation:
         self.asked = False
 
     def ask(self, number: int, now: float) -> int:
-        """Returns the signal to send now."""
+        """The signal to send now."""
         if not self.asked:
             self.asked, self._kill_at = True, now + self._grace
             return number
@@ -37,11 +37,9 @@ class Escalation:
         return signal.SIGTERM
 
     def due(self, now: float) -> float | None:
-        """Seconds until the next step."""
         return None if self._kill_at is None else max(0.0, self._kill_at - now)
 
     def tick(self, now: float) -> int | None:
-        """The signal that is due."""
         if self._kill_at is None or now < self._kill_at:
             return None
         self._kill_at = None
@@ -97,7 +95,6 @@ class StopPolicy:
 
     @property
     def culprit(self) -> RankFailure | None:
-        """As far as is known."""
         own = next((each for each in self._local if not each.consequence), None)
         if self._chosen is not None and (own is None or not self._chosen.consequence):
             return self._chosen
@@ -133,7 +130,6 @@ class StopPolicy:
         return max(0.0, min(times) - now) if times else None
 
     def is_settled(self, now: float) -> bool:
-        """Whether the exit code is known once every rank of this host has ended."""
         if not self._began or self._alone or self._report_at is None or now >= self._report_at:
             return True
         return self._chosen is not None and not self._chosen.consequence

@@ -1,9 +1,10 @@
 """Runs the ranks of this host, in one loop in the main thread.
 
-However the loop is left, every process it started has ended and was reaped. If the launcher is killed, the kernel
-closes its pipes, and the guard process ends the ranks. The guard imports no nexar module, so it costs a few
-milliseconds.
+However the loop is left, all its processes have ended and were reaped. If the launcher is killed, the kernel closes
+its pipes, and the guard process, which imports no nexar module, ends the ranks.
 """
+
+from __future__ import annotations
 
 import selectors
 import signal
@@ -17,7 +18,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 from nexar.errors import UsageError
 from nexar.launch.event_sources import CONTINUE_SIGNAL, DUMP_SIGNAL, STOP_SIGNALS, Mailbox, SignalInbox
@@ -26,9 +27,11 @@ from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.output_lines import TRACEBACK_SECONDS, exception_name, last_traceback
 from nexar.launch.plan import RankPlan
 from nexar.launch.process import RankProcess, StandardInput
-from nexar.launch.run_result import FailureReport, LaunchResult, RankExit, judge_run, signal_name
+from nexar.launch.run_result import FailureReport, LaunchResult, RankExit, run_result, signal_name
 from nexar.launch.stop_policy import GRACE, Escalation, RankFailure, ReportFailure, StopAction, StopPolicy
-from nexar.types import Rank
+
+if TYPE_CHECKING:
+    from nexar.cluster.seed_session import LauncherSession  # at run time it would delay the command
 
 _SCRIPT = Path(__file__).with_name("guard_main.py")
 _GUARD_END_TIMEOUT = 5.0
@@ -67,7 +70,7 @@ class Guard:
         self._send_line(f"-{group}\n")
 
     def close(self) -> None:
-        """Blocks until the guard has ended. Idempotent."""
+        """Waits for the guard. Idempotent."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             self._send_line("bye\n")
@@ -92,19 +95,6 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class DeathReports(Protocol):
-    """What a supervisor needs of its ranks' cluster."""
-
-    @property
-    def formed(self) -> bool: ...
-
-    def report(self, rank: Rank, cause: str, *, well: bool = False) -> None:
-        """Never raises: the members detect an unreported death themselves."""
-
-    def report_failure(self, rank: Rank, cause: str, code: int, *, consequence: bool) -> None:
-        """Tell the other launchers that the run stops. Never raises."""
 
 
 OnFailure: TypeAlias = Literal["stop", "continue"]
@@ -142,7 +132,7 @@ class Supervisor:
         options: SupervisorOptions,
         *,
         console: Console,
-        cluster: DeathReports,
+        cluster: LauncherSession,
         mark: str,
         failures: Mailbox[RankFailure],
         alone: bool,
@@ -176,7 +166,7 @@ class Supervisor:
                 self._iterate()
         self._perform(self._policy.finish())
         culprit = self._policy.culprit
-        return judge_run(self._exits, interrupted=self._interrupted) if culprit is None else LaunchResult(culprit.code)
+        return run_result(self._exits, interrupted=self._interrupted) if culprit is None else LaunchResult(culprit.code)
 
     def errors_of(self, ending: RankExit) -> str:
         return self._errors[ending.who]
@@ -211,7 +201,7 @@ class Supervisor:
 
     @property
     def _stops(self) -> bool:
-        """Ranks that end after they were asked to have not failed."""
+        """Ranks that end when asked have not failed."""
         return self._stops_run and not self._escalation.asked
 
     @property
@@ -273,8 +263,8 @@ class Supervisor:
             process.raised_at = time.monotonic()
 
     def _raised(self, *, until: float = inf) -> list[RankProcess]:
-        """Running ranks that reported an exception by `until` and do not count as failed. None if ranks are restarted,
-        because those have to end first.
+        """Running ranks that reported an exception by `until` and have not failed yet. None if ranks are restarted,
+        which must end first.
         """
         if not self._stops or self._options.max_restarts:
             return []
@@ -309,12 +299,12 @@ class Supervisor:
             self._start_again(ending, replacement)
 
     def _fail_early(self, process: RankProcess) -> None:
-        """The rank raised, but a thread or an exit handler may keep its process running forever."""
+        """A thread or exit handler may keep the process running forever."""
         process.drain()
         self._fail(process, f"raised {process.exit_report().exception}", 1, process.outputs["stderr"].take_held())
 
     def _fail(self, process: RankProcess, cause: str, code: int, held: list[bytes]) -> None:
-        """Its traceback is shown once: by the report, or not at all if another failure caused it."""
+        """The report shows its traceback once, or never if another failure caused it."""
         process.failed = True
         plan, output, report = process.plan, process.outputs["stderr"], process.exit_report()
         known = self._policy.culprit is not None and not self._policy.culprit.consequence
@@ -360,8 +350,8 @@ class Supervisor:
         self._start(plan)
 
     def _report_exit(self, plan: RankPlan, ending: RankExit, replacement: RankPlan | None) -> None:
-        """A rank restarted before formation is not missed; the rank of a late joiner is unknown here; when the user
-        stops a run on one host, every rank ends.
+        """A rank restarted before formation is not missed; a late joiner's rank is unknown here; a user who stops a
+        run on one host ends every rank.
         """
         awaited = replacement is not None and not self._cluster.formed
         stopped_by_user = self._alone and self._interrupted is not None
@@ -388,7 +378,6 @@ class Supervisor:
     # -- stopping
 
     def _interrupt(self, number: int) -> None:
-        """A second request shortens the grace."""
         if self._interrupted is None:
             self._interrupted = number
             self._report.interrupted(signal_name(number), self._options.grace)
@@ -396,7 +385,7 @@ class Supervisor:
         self._stop(number)
 
     def _stop_other_hosts(self, why: str, number: int) -> None:
-        """The ranks of other hosts would miss those of this host."""
+        """Their ranks would miss this host's."""
         ranks = [process.plan.rank for process in self._running.values() if process.plan.rank is not None]
         if self._stops and not self._alone and ranks:
             self._cluster.report_failure(ranks[0], f"was stopped: {why}", 128 + number, consequence=False)

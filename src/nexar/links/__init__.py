@@ -1,1 +1,1 @@
-"""Links to peers: messages, flow control, matching, and the progress engine that drives them."""
+"""Links to peers: messages, flow control, matching, and the progress engine."""

@@ -1,11 +1,11 @@
 """The bulk channel of a link: a TCP connection beside the mesh carrier, only for large payloads.
 
 All other frames stay on the mesh carrier, so order never depends on this one. Each side sends TERMS on it when it
-adopts it; on receipt, both have it, and payloads may be announced. Other frames are dropped, because a plain connection
-is not protected from injection.
+adopts it; on receipt, payloads may be announced. Other frames are dropped, because a plain connection is not protected
+from injection.
 
-Its loss loses no data: each side tells the other with FALLBACK and grants the payloads again on the mesh carrier
-(Receiving.fall_back); the sender still holds them.
+Its loss loses no data: the sender still holds the payloads, and each side sends FALLBACK and grants them again on the
+mesh carrier.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class BulkChannel:
-    """The bulk channel of one link, if any. The `Sink` of its carrier."""
+    """The `Sink` of the carrier of one link's bulk channel, if any."""
 
     def __init__(self, state: LinkState, receiving: Receiving) -> None:
         self._state = state
@@ -40,9 +40,7 @@ class BulkChannel:
     # -- any thread ------------------------------------------------------------------------------------
 
     def adopt(self, carrier: Carrier) -> None:
-        """Use this carrier, or abort it if there is one already. If the link is over, finish it: the peer may not know
-        yet and must not see a loss.
-        """
+        """Abort the carrier if there is one already. If the link is over, finish it: the peer may not know yet."""
         state = self._state
         with self._lock:
             over = state.failure is not None
@@ -102,7 +100,6 @@ class BulkChannel:
         self._deferred_io.flush()
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """The peer closes the link."""
         with self._lock:
             self._drop(carrier)
         self._deferred_io.flush()
@@ -112,7 +109,7 @@ class BulkChannel:
         self._fall_back(carrier, error.reason)
 
     def lost_by_peer(self, number: int = 0) -> None:
-        """Handle FALLBACK. It may come late, when there is a new channel; name 0 means any."""
+        """Handle FALLBACK. It may come after a new channel; 0 means any."""
         with self._lock:
             carrier = self._state.sidecar if number in (0, self._number) else None
         if carrier is not None:

@@ -1,7 +1,7 @@
 """Pure functions that choose the carrier of a payload.
 
 The mesh carrier is verified shared memory, else QUIC, else TLS over TCP. It carries everything except large payloads of
-a link with a bulk channel. Of two dials that crossed, both ends keep the one from the lower node id.
+a link with a bulk channel.
 """
 
 from __future__ import annotations
@@ -10,30 +10,28 @@ from collections.abc import Collection
 from typing import Final
 from zlib import crc32
 
+from nexar.transport.registry import capabilities_of
+
 RELAY: Final = "relay"  # over other nodes, for a pair without a connection
-# Best first; third-party schemes follow. The index is the number of a scheme on the wire.
-PREFERENCE: Final = ("memory", "shm", "quic", "tls", "tcp", RELAY)
+PREFERENCE: Final = ("memory", "shm", "quic", "tls", "tcp", RELAY)  # best first; third-party schemes follow
+# These numbers are the wire format: add new ones below _FIRST_FOREIGN, never change one.
+_NUMBERS: Final = {"memory": 0, "shm": 1, "quic": 2, "tls": 3, "tcp": 4, RELAY: 5}
 # Payloads of this size use the bulk channel. Plain TCP beside QUIC between two namespaces measured 1.1 to 1.7 times as
 # fast from here on, hardly faster below.
 BULK_BYTES: Final = 128 << 10
-_FIRST_FOREIGN: Final = 16
-_MEMORY: Final = ("memory", "shm")
-
-_NUMBERS: Final = {scheme: number for number, scheme in enumerate(PREFERENCE)}
+_FIRST_THIRD_PARTY: Final = 16
 
 
 def choose(size_bytes: int, connected: Collection[str], sidecar: str | None = None) -> str | None:
-    """Return the scheme for a payload, or None if nothing is connected. `sidecar` is the confirmed bulk channel's."""
+    """Return the scheme for a payload, or None. `sidecar` is the confirmed bulk channel's."""
     if sidecar is not None and size_bytes >= BULK_BYTES:
         return sidecar
-    ours = next((scheme for scheme in PREFERENCE if scheme in connected), None)
-    return ours or min(connected, default=None)
+    builtin = next((scheme for scheme in PREFERENCE if scheme in connected), None)
+    return builtin or min(connected, default=None)
 
 
 def bulk_channel_scheme(enabled: bool | str, *, encrypted: bool) -> str | None:
-    """Return the bulk channel's scheme by the settings. "auto": only plain TCP, because QUIC is as fast as TLS over
-    TCP.
-    """
+    """Return the bulk channel's scheme. "auto" allows only plain TCP: QUIC is as fast as TLS over TCP."""
     if not enabled:
         return None
     if not encrypted:
@@ -42,23 +40,43 @@ def bulk_channel_scheme(enabled: bool | str, *, encrypted: bool) -> str | None:
 
 
 def takes_bulk_channel(scheme: str | None, connected: Collection[str]) -> bool:
-    """Return whether a bulk channel helps: memory is faster, and a second TLS is not."""
+    """Whether a bulk channel helps: memory is faster, a second TLS is not."""
     if scheme is None or not connected:
         return False
-    return scheme not in connected and not any(memory in connected for memory in _MEMORY)
+    return scheme not in connected and not any(_is_memory(each) for each in connected)
+
+
+def _is_memory(scheme: str) -> bool:
+    capabilities = capabilities_of(scheme)
+    return capabilities.shares_memory or capabilities.in_process
+
+
+def shares_memory(connected: Collection[str]) -> bool:
+    """Return whether one of the carriers is shared memory."""
+    return any(capabilities_of(scheme).shares_memory for scheme in connected)
+
+
+def closes_on_death(connected: Collection[str]) -> bool:
+    """Return whether one of the carriers is lost at once when the peer's process ends."""
+    return any(capabilities_of(scheme).closes_on_death for scheme in connected)
+
+
+def shows_life(connected: Collection[str]) -> bool:
+    """Return whether packets of a live peer arrive even while its Python code does not run."""
+    return any(capabilities_of(scheme).shows_life for scheme in connected)
 
 
 def number_of(scheme: str) -> int:
     """Return a scheme's number in frames, equal on both ends, also for third-party schemes."""
     known = _NUMBERS.get(scheme)
-    return known if known is not None else _FIRST_FOREIGN + crc32(scheme.encode()) % (256 - _FIRST_FOREIGN)
+    return known if known is not None else _FIRST_THIRD_PARTY + crc32(scheme.encode()) % (256 - _FIRST_THIRD_PARTY)
 
 
 def is_relayed(connected: Collection[str]) -> bool:
-    """Return whether only a relayed carrier connects the two."""
+    """Whether only a relayed carrier connects the two."""
     return RELAY in connected and len(connected) == 1
 
 
-def stays(dialed_by: int, other_dialed_by: int) -> bool:
-    """Return whether the carrier from node `dialed_by` wins against a simultaneous one."""
+def wins_simultaneous_dial(dialed_by: int, other_dialed_by: int) -> bool:
+    """Whether the carrier from node `dialed_by` wins against a simultaneous one: the lower node id does."""
     return dialed_by < other_dialed_by

@@ -1,7 +1,7 @@
 """The driver thread's event loop: poll transports and pollers, run tasks, sleep.
 
-A poll of memory costs far less than a sleep and a wake-up, so after an event the loop spins for a while, yielding to
-other threads. Under constant events it never gets to sleep, so it also reads the clock every few busy rounds.
+A poll of memory costs far less than a wake-up, so after an event the loop spins for a while, yielding to other threads.
+Under constant events it never sleeps, so it also reads the clock every few busy rounds.
 
 No task is missed: a thread appends its task, then checks whether the driver sleeps; the driver sets `_sleeps`, then
 checks for tasks.
@@ -37,17 +37,15 @@ _log = logging.getLogger(__name__)
 
 
 class Poller(Protocol):
-    """Memory that the driver polls. Only the driver calls it."""
+    """Memory that the driver polls, like a Transport. Driver only."""
 
-    def poll(self) -> bool:
-        """Return whether anything progressed."""
+    def poll(self) -> bool: ...
 
     @property
-    def spins(self) -> bool:
-        """Whether to poll again soon instead of sleeping."""
+    def spins(self) -> bool: ...
 
     def prepare_sleep(self) -> bool:
-        """Prepare a sleep that a descriptor ends; the transports are armed already. False if there is an event."""
+        """False if there is an event."""
 
 
 class TaskRaised(InternalError):
@@ -55,7 +53,7 @@ class TaskRaised(InternalError):
 
 
 class EventLoop:
-    """The transports of one node. Only for the driver, except where stated."""
+    """The transports of one node. Driver only, except where stated."""
 
     def __init__(self, sleeper: Sleeper, transports: Sequence[Transport], spin: float) -> None:
         self.spin = spin
@@ -104,7 +102,7 @@ class EventLoop:
                 rounds = 0 if rounds == 1 else rounds
 
     def until_thread_waits(self, waiting_threads: Sequence[Waiter]) -> None:
-        """Drive until a thread waits or the node closes. Never spins, because none waits."""
+        """Drive until a thread waits or the node closes. Never spins."""
         while not waiting_threads and not self.stopped:
             busy = False
             for memory in self._memory:
@@ -141,7 +139,7 @@ class EventLoop:
     # -- closing ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Run the remaining tasks, which threads wait for, and close all transports. Called as driver, after `stop`."""
+        """Run the remaining tasks, which threads wait for, and close all transports. After `stop`."""
         with ExitStack() as closing:  # close each, even if another one raises
             for transport in reversed(self._transports):
                 closing.callback(transport.close)
@@ -181,7 +179,7 @@ class EventLoop:
             self._log_fault(fault, native)
 
     def _sleep(self, timeout: float, spin: float) -> None:
-        """Sleep until an event. `spin` is for the native sleeper, which polls meanwhile."""
+        """`spin` is for the native sleeper, which polls meanwhile."""
         for transport in self._transports:
             if not transport.prepare_sleep():
                 return
@@ -201,9 +199,8 @@ class EventLoop:
             self._sleeps = False
 
     def _log_fault(self, fault: Exception, raised_by: object) -> None:
-        """Log the fault of a transport, whose connection is closed already, and continue with the others.
-
-        Raise a fault that belongs to no connection, or that occurs too often.
+        """Log the fault of a transport, whose connection is closed already. Raise one without a connection, or too
+        many.
         """
         if raised_by not in self._transports or isinstance(fault, TransportFailed):
             raise fault

@@ -4,8 +4,8 @@ Per (peer, communicator), bytes sent and not consumed never exceed the credit. S
 envelopes; envelopes use the reserve; then sends wait. So an unread conversation never blocks another, and a peer can
 make this node hold only bounded memory.
 
-Credit bounds small unexpected messages. Large ones are granted within the node's budget, in order of arrival, so that
-smaller ones cannot starve them. One larger than the whole budget waits for its receive.
+Large unexpected messages are granted within the node's budget, in order of arrival, so that smaller ones cannot starve
+them. One above the whole budget waits for its receive.
 """
 
 from __future__ import annotations
@@ -59,28 +59,26 @@ class SendCredit:
 class ReceiveCredit:
     """Bytes that one peer may still send in one communicator, and the credit owed to it."""
 
-    __slots__ = ("comfort", "held", "limit", "owed", "threshold")
+    __slots__ = ("batching_limit", "held", "limit", "owed", "threshold")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.threshold = limit // _RETURN_FRACTION
-        self.comfort = limit - self.threshold  # above this the peer may have less than a quarter left
+        self.batching_limit = limit - self.threshold  # above this the peer may have less than a quarter left
         self.held = 0
         self.owed = 0
 
     def arrived(self, cost: int) -> bool:
-        """Count a frame. False if the peer exceeded its credit."""
+        """False if the peer exceeded its credit."""
         self.held += cost
         return self.held <= self.limit
 
     def consumed(self, cost: int) -> int:
-        """Count a consumed frame, and return the credit to send back now.
-
-        Small amounts accumulate only while the peer has plenty left; otherwise it could run dry while this side owes it
-        credit.
+        """Return the credit to send back now. Small amounts accumulate only while the peer has plenty left, so that it
+        cannot run dry.
         """
         owed = self.owed + cost
-        if owed < self.threshold and self.held <= self.comfort:
+        if owed < self.threshold and self.held <= self.batching_limit:
             self.owed = owed
             return 0
         self.owed = 0
@@ -104,7 +102,7 @@ class UnexpectedBudget:
         return True
 
     def exceed(self, size: int) -> None:
-        """Take in any case, for the message of a cancelled receive."""
+        """For the message of a cancelled receive."""
         self.used += size
 
     def release(self, size: int) -> None:
@@ -116,7 +114,7 @@ BUDGET_BYTES: Final[dict[Lane, int]] = {Lane.CONTROL: 1 << 20, Lane.RPC: 16 << 2
 
 
 def admits(lane: Lane, queued_bytes: int, size_bytes: int) -> bool:
-    """Return whether the lane may queue this frame. An empty lane accepts any size."""
+    """Whether the lane may queue this frame. An empty lane accepts any size."""
     budget = BUDGET_BYTES.get(lane)
     return budget is None or queued_bytes == 0 or queued_bytes + size_bytes <= budget
 
@@ -148,7 +146,7 @@ class UnexpectedBuffers:
             self._admit_more()
 
     def reserve(self, message: Message) -> memoryview | None:
-        """Return memory for the whole message, or None if there is none."""
+        """Return memory for the whole message, or None."""
         size = message.frame.length
         if not self.budget.reserve(size):
             return None
@@ -157,7 +155,7 @@ class UnexpectedBuffers:
         except MemoryError:  # like an exhausted budget: the sender keeps the message
             self.budget.release(size)
             return None
-        message.early_bytes = size
+        message.budget_bytes = size
         return memory
 
     def _lease(self, message: Message) -> memoryview:
@@ -165,30 +163,30 @@ class UnexpectedBuffers:
         return message.lease.view
 
     def take_over(self, message: Message) -> memoryview:
-        """Return memory for the message of a cancelled receive, beyond the budget: it had memory before, so posted
-        receives bound the total. Raise MemoryError.
+        """Return memory for the message of a cancelled receive, beyond the budget: posted receives bound the total.
+        Raise MemoryError.
         """
         memory = self._lease(message)
         self.budget.exceed(message.frame.length)
-        message.early_bytes = message.frame.length
+        message.budget_bytes = message.frame.length
         return memory
 
     def keep_back(self, message: Message, data: memoryview) -> None:
-        """Store a message that its receive gives back; it owns `data`."""
+        """For a message that its receive gives back; it owns `data`."""
         message.state = MessageState.COMPLETE
         message.data = data
         self.budget.exceed(len(data))
-        message.early_bytes = len(data)
+        message.budget_bytes = len(data)
 
     def free(self, message: Message) -> None:
-        """Free its memory, to which no carrier writes any longer, and admit waiting messages."""
+        """Admits waiting messages. No carrier writes to the memory any longer."""
         self._queue.pop(message, None)
         if message.lease is not None:
             message.lease.release()
             message.lease = None
-        if message.early_bytes:
-            self.budget.release(message.early_bytes)
-            message.early_bytes = 0
+        if message.budget_bytes:
+            self.budget.release(message.budget_bytes)
+            message.budget_bytes = 0
         if self._queue:
             self._admit_more()
 

@@ -1,12 +1,11 @@
 """Link: all communication with one peer. Also closes many links together.
 
-Sending: small messages are sent whole, within their flow's credit. For others only the envelope is sent; the payload
-follows the peer's grant, directly from the caller's memory, and the send completes on delivery.
+Small messages are sent whole, within their flow's credit. For others only the envelope is sent; the payload follows the
+peer's grant, directly from the caller's memory, and the send completes on delivery. Frames are received on the driver
+thread, under the node's lock; answers go through the deferred I/O queue.
 
-Receiving: on the driver thread, under the node's lock; answers go through the deferred I/O queue.
-
-Loss: a broken carrier may have lost frames, so all flows end, and operations on the same generations raise. `adopt`
-connects the link again for the next ones.
+A broken carrier may have lost frames, so all flows end, and operations on the same generations raise. `adopt` connects
+the link again for the next ones.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Final
 
 from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, UsageError
 from nexar.links.bulk_channel import BulkChannel
-from nexar.links.carrier_selection import stays
+from nexar.links.carrier_selection import wins_simultaneous_dial
 from nexar.links.flow_control import admits
 from nexar.links.link_state import LinkState, PostedSend
 from nexar.links.matching import Matching
@@ -28,7 +27,7 @@ from nexar.links.receiving import Misbehaviour, Receiving
 from nexar.links.router import Router
 from nexar.links.sending import Sending
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.transport.registry import TransportFailed, log_unhandled
+from nexar.transport.registry import TransportFailed, capabilities_of, log_unhandled
 from nexar.types import AwaitedPeer, NodeId, Rank, describe_peer, format_node
 from nexar.wire.control import Message, MessageError, Unknown
 from nexar.wire.control import decode as decode_message
@@ -85,8 +84,8 @@ class Link:
         self.sidecar: Final = BulkChannel(self._state, self._receiving)
         # Never blocks. A small message is copied, a large one borrowed until done. Raises why the link cannot be used.
         self.post_send: Final = self._sending.post
-        self.pass_on: Final = self._state.pass_on
-        self.make_room: Final = self._state.make_room
+        self.send_relayed: Final = self._state.send_relayed
+        self.return_relay_credit: Final = self._state.return_relay_credit
         self._on_control = on_control
         self._on_lost = on_lost
         self._closing: Closing | None = None  # under the lock
@@ -124,8 +123,8 @@ class Link:
     @property
     def wake_peer(self) -> Callable[[], None] | None:
         """None without shared memory."""
-        carrier = self._state.carriers.get("shm")
-        return None if carrier is None else carrier.wake_peer
+        carriers = tuple(self._state.carriers.values())  # another thread may change the dict
+        return next((each.wake_peer for each in carriers if capabilities_of(each.scheme).shares_memory), None)
 
     def set_rank(self, rank: Rank) -> None:
         self._state.rank = rank
@@ -155,8 +154,8 @@ class Link:
 
         A second one of the same scheme replaces the first, whose frames may be lost: that is a loss too. But of two
         simultaneous dials both ends keep the one from the lower node id. A carrier that loses, or comes after closing,
-        is aborted. While closing, one more is accepted and finished with the others: the peer, whose link has it, would
-        take an abort for a loss of everything unread.
+        is aborted. While closing, one more is finished instead: the peer would take an abort for a loss of everything
+        unread.
         """
         replaced = PeerLost(
             **self._state.facts(), cause="it connected anew, so frames of the old connection may be lost"
@@ -193,7 +192,7 @@ class Link:
     def _replaces(self, new: Carrier, old: Carrier) -> bool:
         """Whether `new` follows a loss that only the peer noticed, or wins against a simultaneous dial."""
         simultaneous = new.dialed != old.dialed and not old.stats().get("frames_received", 0)
-        return not simultaneous or stays(self._state.dialer_of(new), self._state.dialer_of(old))
+        return not simultaneous or wins_simultaneous_dial(self._state.dialer_of(new), self._state.dialer_of(old))
 
     def close(self, timeout: float = 5.0) -> None:
         """Let sent data arrive and wait until the peer finishes too. Abort at the timeout or on Ctrl-C.
@@ -268,7 +267,7 @@ class Link:
         return facts
 
     def unfinished_sends(self) -> list[PostedSend]:
-        """Return user messages that the peer has not received. Any thread."""
+        """Return user messages that the peer has not received."""
         with self._lock:
             return self._sending.unfinished()
 
@@ -381,9 +380,7 @@ class Link:
             self._report(error)
 
     def _drop(self, error: NexarError) -> list[Carrier]:
-        """End everything in one step, under the lock. Return the carriers, to end without it; they have released all
-        memory.
-        """
+        """End everything in one step, under the lock. Return the carriers, to end without it."""
         self._end(error)
         carriers = self._state.drop_carriers()
         if self._closing is not None:
@@ -423,11 +420,8 @@ _ABORTED = "this side closed the link, and the peer did not answer"
 
 
 def close_all(progress: Progress, links: Sequence[Link], *, close_timeout: float, longest: float) -> None:
-    """Close all together. Abort links whose peers have not agreed when no peer sent anything for `close_timeout`
-    seconds, or after `longest`; at once on Ctrl-C.
-
-    In sequence, a slow peer would use up the others' time. Only received bytes count: this side resends even to a dead
-    peer.
+    """Close all together: in sequence, a slow peer would use up the others' time. Abort links whose peers have not
+    agreed when no peer sent anything for `close_timeout` seconds, or after `longest`; at once on Ctrl-C.
     """
     closings = {link: closing for link in links if (closing := link.begin_close()) is not None}
     try:
@@ -454,6 +448,5 @@ def _await(progress: Progress, closings: dict[Link, Closing], close_timeout: flo
 
 
 def _activity(closings: dict[Link, Closing]) -> float:
-    """Grows while a peer sends, or agrees to close."""
     pending = [link for link, closing in closings.items() if not closing.done]
     return len(closings) - len(pending) + sum(link.heard_bytes() for link in pending)

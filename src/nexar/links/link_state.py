@@ -1,15 +1,14 @@
 """State that the sending and receiving halves of a link share: peer, carriers, flows, posted sends.
 
-A flow ends with its carrier, because frames may be lost then; the next generation gets a new one.
+A flow ends with its carrier, because frames may be lost; the next generation gets a new one.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from copy import copy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nexar.errors import LinkClosed, NexarError, PeerLost, PeerMisbehaved, UsageError
 from nexar.links.carrier_selection import RELAY, choose, number_of
@@ -24,15 +23,8 @@ from nexar.wire.control import CommunicatorClosed
 from nexar.wire.control import encode as encode_message
 from nexar.wire.frame import VERSION, Frame, FrameKind, Lane, pack_header
 
-
-class SendOwner(Protocol):
-    """A Link."""
-
-    lock: threading.Lock
-
-    def cancel_send(self, send: PostedSend) -> None: ...
-
-    def awaited(self, missing: str) -> AwaitedPeer: ...
+if TYPE_CHECKING:
+    from nexar.links.sending import Sending
 
 
 class PostedSend(Operation):
@@ -40,7 +32,7 @@ class PostedSend(Operation):
 
     __slots__ = ("announced", "data", "flowing", "frame", "owner", "shape")
 
-    def __init__(self, owner: SendOwner, frame: Frame, shape: bytes, data: memoryview) -> None:
+    def __init__(self, owner: Sending, frame: Frame, shape: bytes, data: memoryview) -> None:
         super().__init__(owner.lock)
         self.owner = owner
         self.frame = frame  # the envelope
@@ -67,7 +59,7 @@ class PostedSend(Operation):
         return self.owner.awaited(f"a receive {self._conversation}")
 
     def cancel(self) -> None:
-        """Withdraw: the receiver sees nothing of it."""
+        """The receiver sees nothing of it."""
         self.owner.cancel_send(self)
 
 
@@ -150,10 +142,8 @@ class LinkState:
         return carriers
 
     def finished_by_peer(self, carrier: Carrier) -> bool:
-        """Return whether the peer has finished every carrier that counts.
-
-        A replaced carrier does not count, nor a relayed one beside others: its relays may be the very nodes that
-        finish.
+        """Whether the peer has finished every carrier that counts: not a replaced one, nor a relayed one beside others,
+        whose relays may be the very nodes that finish.
         """
         if self.carriers.get(carrier.scheme) is not carrier:
             return False
@@ -175,7 +165,7 @@ class LinkState:
         return number_of(scheme) if scheme is not None else self.number
 
     def knows(self, number: int) -> bool:
-        """Return whether a peer that has not noticed a loss may announce a payload there."""
+        """Whether a peer that has not noticed a loss may announce a payload there."""
         return number in self._by_number or number in self._lost_numbers
 
     def connected(self) -> Carrier:
@@ -190,9 +180,8 @@ class LinkState:
         return self._by_number.get(number)
 
     def flow(self, communicator: int, matching: Matching | None = None) -> Flow:
-        """Return the flow to send on. Raise if the communicator is not open, or the flow is over.
-
-        If the sender's generation `matching` has ended, raise: a frame must never count for the next one.
+        """Raise if the communicator is not open, the flow is over, or the sender's generation `matching` has ended: a
+        frame must never count for the next one.
         """
         error = None if matching is None else matching.lost(self.peer)
         if error is not None:
@@ -246,13 +235,13 @@ class LinkState:
     def dialer_of(self, carrier: Carrier) -> NodeId:
         return self.node if carrier.dialed else self.peer
 
-    def pass_on(self, *body: Buffer) -> None:
+    def send_relayed(self, *body: Buffer) -> None:
         """Send a frame to relay, or relayed to the peer. Any thread, with or without the lock. Raise CarrierLost."""
         size = sum(map(len, body))
         self._send_relay_frame(FrameKind.RELAY, Lane.RELAY, 0, size, *body)
 
-    def make_room(self, hops: int, amount: int) -> None:
-        """Return credit for relayed frames. Like pass_on."""
+    def return_relay_credit(self, hops: int, amount: int) -> None:
+        """Like send_relayed."""
         self._send_relay_frame(FrameKind.ROOM, Lane.CONTROL, hops, amount)
 
     def _send_relay_frame(self, kind: FrameKind, lane: Lane, hops: int, length: int, *body: Buffer) -> None:
@@ -266,7 +255,7 @@ class LinkState:
         carrier.send_frame(lane, 0, header, *body)
 
     def send_communicator_closed(self, call: Frame) -> None:
-        """Answer a remote call to a closed communicator. Under the lock. A peer that reads no answers gets no more."""
+        """Answer a remote call to a closed communicator, if the peer reads answers. Under the lock."""
         body = encode_message(
             CommunicatorClosed(communicator=call.communicator, generation=call.generation, number=call.tag)
         )

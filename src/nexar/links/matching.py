@@ -1,13 +1,13 @@
 """Matching: pairs posted receives with messages, for one generation of one communicator.
 
 A message goes to the oldest receive that asks for its (source, space, tag), wildcards included; a receive takes the
-oldest message that it asks for. So order within a conversation holds, and posting before or after arrival makes no
-difference. A message that does not fit stays queued, and the receive raises.
+oldest message that it asks for. So order within a conversation holds. A message that does not fit stays queued, and the
+receive raises.
 
 Invariant: no receive waits for a message that is here. Every return to a queue ends with `_rematch`.
 
-A receive posted in time gets the payload directly. Other messages are moved outside the lock: they may be hundreds of
-megabytes.
+A receive posted in time gets the payload directly. Other messages are moved outside the lock, because that may take
+long.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Matching:
         communicator: int,
         generation: int,
         lock: threading.Lock,
-        early: UnexpectedBuffers,
+        unexpected_buffers: UnexpectedBuffers,
         deferred_io: DeferredIO,
         *,
         members: frozenset[int] | None = None,
@@ -70,7 +70,7 @@ class Matching:
         self.generation = generation
         self.members = members
         self.lock = lock
-        self._unexpected_buffers = early
+        self._unexpected_buffers = unexpected_buffers
         self._deferred_io = deferred_io
         self._order = 0  # of arrivals and postings
         self._posted = PostedReceives()
@@ -98,7 +98,7 @@ class Matching:
         ask: ReceiveKind = Receive,
         retractable: bool = False,
     ) -> Receive:
-        """Post a receive of class `ask`. `into` None allocates memory. Raise at once if the source is lost and left no
+        """Post a receive of class `ask`. `into` None allocates memory. Raise if the source is lost and left no
         message.
         """
         if into is not None and (into.__class__ is not memoryview or into.readonly or into.format != "B"):
@@ -138,7 +138,7 @@ class Matching:
         self._deferred_io.flush()
 
     def _cancelled(self, receive: Receive, *, in_order: bool = False) -> bool:
-        """Try once. False: a move has just ended, so try again. `in_order` leaves an overtaken receive alone."""
+        """False: a move has just ended, so try again. `in_order` leaves an overtaken receive alone."""
         with self.lock:
             message = receive.message
             if receive.done or (in_order and self._is_overtaken(receive)):
@@ -189,14 +189,13 @@ class Matching:
         self._rematch(key)
 
     def _is_overtaken(self, receive: Receive) -> bool:
-        """Was a later message of its conversation taken?"""
+        """Whether a later message of its conversation was taken."""
         newest, message = receive.newest_taken, receive.message
         if newest is None:
             return False
         return newest.order > message.order if message else _has_its_message(receive) and newest.order > receive.order
 
     def _note_taken(self, receive: Receive, key: Key, order: int) -> None:
-        """Record that `receive` takes message `order`, overtaking older ones."""
         newest = self._newest_taken.get(key)
         if receive.newest_taken is not None:
             if newest is None:
@@ -215,7 +214,7 @@ class Matching:
     # -- sending side: called by links -----------------------------------------------------------------------
 
     def arrive(self, origin: Origin, source: int, frame: Frame, shape: tuple[int, ...], data: memoryview) -> bool:
-        """Take a whole message. True if a receive has it; otherwise `consumed` returns its credit later."""
+        """True if a receive has the message; otherwise `consumed` returns its credit later."""
         space = frame.space
         key = (source, space, frame.tag) if space != _COLLECTIVE else key_of(source, frame)
         receive = self._posted.claim(key, frame)
@@ -251,7 +250,6 @@ class Matching:
         return message
 
     def payload_complete(self, message: Message) -> None:
-        """The payload of a granted message is complete."""
         if message.state is MessageState.DIRECT and message.receive is not None:
             self._complete(message.receive, message)
         elif message.state is MessageState.BUFFERING:
@@ -260,7 +258,6 @@ class Matching:
             message.arrived = True
 
     def withdraw(self, message: Message) -> None:
-        """The sender withdraws an unfinished message."""
         if message.state is MessageState.MOVING:
             message.withdrawn = True
             return
@@ -281,7 +278,7 @@ class Matching:
             receive.finish(error)
 
     def lose(self, source: int, error: NexarError) -> None:
-        """A source is lost, and its unfinished messages are abandoned. Whole ones stay receivable."""
+        """A source is lost. Its unfinished messages are abandoned; whole ones stay receivable."""
         if not self.admits(source):
             return
         self._lost[source] = error
@@ -291,7 +288,7 @@ class Matching:
             receive.finish(error)
 
     def _leave(self, source: int) -> None:
-        """A source closed the communicator. Its messages stay receivable; a notice tells its collectives."""
+        """A source closed the communicator. Its messages stay receivable."""
         self._left.add(source)
         self._any_source_gone = True
         for receive in self._posted.everything():
@@ -300,7 +297,7 @@ class Matching:
                 receive.finish(self._unsatisfiable_error(receive))
 
     def _is_unsatisfiable(self, receive: Receive) -> bool:
-        """Have all nodes left that could send its message?"""
+        """Whether all nodes have left that could send its message."""
         source, space, _ = receive.key
         if space not in _MESSAGES:
             return False
@@ -316,7 +313,7 @@ class Matching:
         return Revoked(communicator=str(self.communicator), reason=reason, rank=rank, closed=True)
 
     def close(self, error: NexarError) -> None:
-        """The generation ends, and its unfinished messages are abandoned."""
+        """Unfinished messages are abandoned."""
         self._closed = error
         self._any_source_gone = True
         for receive in self._posted.everything():
@@ -326,13 +323,10 @@ class Matching:
             self._drop(message)
 
     def admits(self, source: int) -> bool:
-        """May this node send here?"""
         return self.members is None or source in self.members
 
     def lost(self, source: int) -> NexarError | None:
-        """Return why nothing more can be exchanged with this source, or None. For ANY: the loss of any source, whose
-        message it might have been.
-        """
+        """Return why nothing more can be exchanged with this source, or None. For ANY: the loss of any source."""
         if source == ANY and self._closed is None:
             return next(iter(self._lost.values()), None)
         return self._closed or self._lost.get(source)
@@ -358,7 +352,7 @@ class Matching:
                 self._deferred_io.add(self._move_in, receive, message)
 
     def _pair(self, receive: Receive, message: Message) -> bool:
-        """Pair with a queued message. True if the caller must move it in."""
+        """True if the caller must move the message in."""
         announced = message.state is MessageState.ENVELOPE
         if announced and receive.into is None and not make_room(receive, message):
             return False
@@ -421,7 +415,7 @@ class Matching:
         receive.finish()
 
     def _drop(self, message: Message) -> None:
-        """The carrier releases the memory first, then it is freed."""
+        """The carrier releases the memory before it is freed."""
         if message.state in (MessageState.BUFFERING, MessageState.DIRECT):
             message.origin.redirect(message, None)
         if message.state is not MessageState.DIRECT:
@@ -483,8 +477,8 @@ class Matching:
         self._requeue(message, whole=message.arrived)
 
     def _next_for(self, message: Message) -> Receive | None:
-        """Pair the message of a cancelled receive with the next one. Now, because a later message could reach that one
-        during a move.
+        """Pair the message of a cancelled receive with the next one now: a later message could reach that one during a
+        move.
         """
         while (receive := self._posted.find(message.key)) is not None:
             self._posted.remove(receive)
@@ -549,7 +543,7 @@ class _LocalOrigin:
     def grant(self, message: Message, into: memoryview) -> None: ...
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
-        return Redirected.LANDED
+        return Redirected.COMPLETE
 
     def refuse(self, message: Message, reason: str) -> None: ...
 

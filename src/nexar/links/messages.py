@@ -8,9 +8,6 @@ States of a message:
     COMPLETE   all of it is in pooled memory; queued
     MOVING     a thread moves it between pooled memory and a receive's buffer, outside the lock
     FINISHED   received, withdrawn, lost or refused
-
-A message that does not fit its receive stays queued, and the receive completes with the result of `mismatch`. Probe and
-the receives of other forms rely on that.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from nexar.arrays.dtypes import describe
 from nexar.arrays.views import allocate, as_row, copy
@@ -30,6 +27,9 @@ from nexar.transport.base import Redirected
 from nexar.transport.buffer_pool import Lease
 from nexar.types import AwaitedPeer, describe_peer
 from nexar.wire.frame import Frame, Space
+
+if TYPE_CHECKING:
+    from nexar.links.matching import Matching
 
 OBJECT: Final = 255  # an encoded value; decoding it runs no foreign code
 PICKLE: Final = 254  # a pickled value, which runs code when it is loaded: only for receives that ask for it
@@ -121,7 +121,7 @@ ANY = -1  # in a receive's key: any source, or any tag
 
 
 class MessageState(Enum):
-    """States of a message, described above."""
+    """Described above."""
 
     ENVELOPE = auto()
     BUFFERING = auto()
@@ -132,7 +132,7 @@ class MessageState(Enum):
 
 
 def conversation(space: int, tag: int) -> str:
-    """Name a conversation for errors."""
+    """For errors."""
     if space == Space.TAGGED:
         return "with any tag" if tag == ANY else f"with tag {tag}"
     if space == Space.PART:
@@ -155,7 +155,7 @@ def collective_tag(sequence: int, step: int) -> int:
 
 
 def row_of(data: object, need: str) -> memoryview:
-    """Return the memory of `data` as bytes. Raise UsageError, which begins with `need`."""
+    """Return the memory as bytes. Raise UsageError, which begins with `need`."""
     try:
         return as_row(data)
     except (TypeError, ValueError) as error:
@@ -173,8 +173,8 @@ def room_for(into: object) -> memoryview:
 
 
 class Origin(Protocol):
-    """The source of a message: its link, as matching sees it. `grant`, `refuse` and `consumed` run under the lock, and
-    send through the deferred I/O queue.
+    """The link of a message, as matching sees it. `grant`, `refuse` and `consumed` run under the lock and only queue
+    I/O.
     """
 
     @property
@@ -196,8 +196,8 @@ class Message:
     """An arrived message, whole or as an envelope."""
 
     __slots__ = (
-        "after_move", "arrived", "credited", "data", "early_bytes", "error", "frame", "key", "lease", "order", "origin",
-        "receive", "settled", "shape", "state", "withdrawn",
+        "after_move", "arrived", "budget_bytes", "credited", "data", "error", "frame", "key", "lease", "order",
+        "origin", "receive", "settled", "shape", "state", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, key: Key, frame: Frame, shape: tuple[int, ...], order: int) -> None:
@@ -209,7 +209,7 @@ class Message:
         self.state = MessageState.ENVELOPE
         self.data: memoryview | None = None  # where its bytes are, or flow to
         self.lease: Lease | None = None  # pooled memory behind `data`, unless that is a receive's
-        self.early_bytes = 0  # reserved in the node's budget for unexpected messages
+        self.budget_bytes = 0  # reserved in the node's budget for unexpected messages
         self.credited = False  # its credit was returned
         self.receive: Receive | None = None  # while DIRECT or MOVING
         # While the message is MOVING, these record events for the moving thread:
@@ -226,18 +226,6 @@ class Message:
         if self.settled is not None:
             self.settled.set()
             self.settled = None
-
-
-class ReceiveOwner(Protocol):
-    """A Matching."""
-
-    lock: threading.Lock
-
-    def cancel(self, receive: Receive) -> None: ...
-
-    def give_back(self, receive: Receive, *, in_order: bool = False) -> bool: ...
-
-    def awaited(self, source: int, missing: str) -> AwaitedPeer: ...
 
 
 class NewestTaken:
@@ -264,7 +252,7 @@ class Receive(Operation):
     frame: Frame  # set when done, like the shape
     shape: tuple[int, ...]
 
-    def __init__(self, owner: ReceiveOwner, key: Key, into: memoryview | None, dtype: int) -> None:
+    def __init__(self, owner: Matching, key: Key, into: memoryview | None, dtype: int) -> None:
         self.lock = owner.lock  # the base class's attributes, inlined because every message needs a receive
         self.done = False
         self.error = None
@@ -294,24 +282,22 @@ class Receive(Operation):
         self.owner.cancel(self)
 
     def undo(self) -> None:
-        """Raise MemoryError, and keep the message, if it must be copied and there is no memory."""
+        """Raise MemoryError, and keep the message, if it cannot be copied."""
         self.owner.give_back(self)
 
     def retract(self) -> bool:
-        """Like undo, but only if order is kept: False if a later message of the conversation was taken. Only for
-        retractable receives.
-        """
+        """Like undo, but False if a later message of the conversation was taken. Only for retractable receives."""
         return self.owner.give_back(self, in_order=True)
 
     def wants(self, key: Key) -> bool:
-        """Does it ask for this key? ANY_TAG means tagged and untagged only."""
+        """Whether it asks for this key. ANY_TAG means tagged and untagged only."""
         source, space, tag = self.key
         if source not in (ANY, key[0]):
             return False
         return key[1] < Space.COLLECTIVE if tag == ANY else (space, tag) == key[1:]
 
     def accepts(self, frame: Frame) -> bool:
-        """Do size and dtype fit? Without a buffer any array fits; raw bytes fit every dtype."""
+        """Whether size and dtype fit. Without a buffer any array fits; raw bytes fit every dtype."""
         into = self.into
         if into is None:
             return frame.dtype < FORMS
@@ -320,7 +306,7 @@ class Receive(Operation):
         return self.dtype == frame.dtype or not frame.dtype or (not self.dtype and frame.dtype < FORMS)
 
     def mismatch(self, message: Message) -> NexarError | None:
-        """Return the error for a message that does not fit. None completes the receive without it."""
+        """Return the error for a message that does not fit and stays queued; None completes the receive."""
         if message.frame.dtype >= FORMS:
             return wrong_form_error("an array", message)
         return BufferMismatch(
@@ -332,7 +318,7 @@ class Receive(Operation):
         )
 
 
-ReceiveKind = Callable[[ReceiveOwner, Key, memoryview | None, int], Receive]
+ReceiveKind = Callable[["Matching", Key, memoryview | None, int], Receive]
 
 
 def wrong_form_error(wanted: str, message: Message) -> UsageError:
@@ -354,7 +340,7 @@ class Probe(Receive):
     source: int  # node id of the sender, set when done
 
     def accepts(self, frame: Frame) -> bool:
-        """Never, so every matching message reaches `mismatch`."""
+        """So every matching message reaches `mismatch`."""
         return False
 
     def undo(self) -> None:
@@ -386,7 +372,7 @@ class PartReceive(Receive):
 
     __slots__ = ("_unfit",)
 
-    def __init__(self, owner: ReceiveOwner, key: Key, into: memoryview | None, dtype: int) -> None:
+    def __init__(self, owner: Matching, key: Key, into: memoryview | None, dtype: int) -> None:
         super().__init__(owner, key, into, dtype)
         self._unfit = False  # a part of a wrong size came
 
@@ -410,7 +396,7 @@ class BuffersReceive(Receive):
 
     __slots__ = ("buffers", "total")
 
-    def __init__(self, owner: ReceiveOwner, key: Key, total: int, buffers: int) -> None:
+    def __init__(self, owner: Matching, key: Key, total: int, buffers: int) -> None:
         super().__init__(owner, key, None, BUFFERS)
         self.total = total
         self.buffers = buffers
@@ -450,7 +436,6 @@ class PostedReceives:
             self._exact.put(receive.key, receive)
 
     def find(self, key: Key) -> Receive | None:
-        """Return the oldest receive for this conversation."""
         exact = self._first(key)
         if not self._wild:
             return exact
@@ -481,25 +466,23 @@ class PostedReceives:
 
 def move_message(message: Message, into: memoryview) -> bool:
     """Move the message to `into`. True if all of it is there; False if the rest will come, or never will. Without the
-    node's lock, because it may take long.
+    node's lock: the message is MOVING, so no other thread touches its memory.
 
-    The message is MOVING, so no other thread touches its memory. The carrier redirects the rest; a copy is needed only
-    if all had arrived. If the driver sets `arrived` meanwhile, the carrier says so, or the payload completed in `into`.
+    The carrier redirects the rest; a copy is needed only if all had arrived. If the driver sets `arrived` meanwhile,
+    the carrier says so, or the payload completed in `into`.
     """
     old = message.data
     assert old is not None
     if not message.arrived:
         outcome = message.origin.redirect(message, into)
-        if outcome is not Redirected.LANDED:
+        if outcome is not Redirected.COMPLETE:
             return False
     copy(old, into)
     return True
 
 
 def make_room(receive: Receive, message: Message) -> bool:
-    """Allocate a receive's buffer. The size is the sender's claim and may be absurd: then fail the receive, and return
-    False.
-    """
+    """The size is the sender's claim: if there is no memory, fail the receive and return False."""
     try:
         receive.into = allocate(message.frame.length)
     except (MemoryError, ValueError):

@@ -1,11 +1,9 @@
 """Compares fingerprints of arriving frames with the local collective of that sequence number.
 
-Every frame carries its call's fingerprint, and a rank makes one call per sequence number. So only a source's first
-frame in a sequence is compared, whether the local call is open, over or to come.
+A rank makes one call per sequence number, so only a source's first frame in a sequence is compared.
 
 Sequences begin in order, so each is *open* (begun, not ended), *over* (below the next, not open) or *to come*. Messages
-of one that is over are dropped, and envelopes refused, so that no sender waits for ever. This needs no list of aborted
-calls.
+of one that is over are dropped, and envelopes refused, so that no sender waits for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _UNEXPECTED: Final = 4096  # limit of remembered first frames of calls to come
 
 
 class MismatchDetector:
-    """Of one generation. The node's lock guards it."""
+    """One per generation. The node's lock guards it."""
 
     __slots__ = (
         "_discard",
@@ -84,7 +82,7 @@ class MismatchDetector:
     # -- frames of other ranks -----------------------------------------------------------------------------
 
     def check_frame(self, source: int, frame: Frame) -> bool:
-        """Check a frame. False: its call is over, so drop it."""
+        """False: its call is over, so drop it."""
         found = self._open.get(frame.sequence)
         if found is not None and source in found[1]:
             return True
@@ -95,7 +93,7 @@ class MismatchDetector:
         return False
 
     def check_call(self, source: int, sequence: int, theirs: CallFacts) -> bool:
-        """Check a source's fingerprint. False if the local call is over."""
+        """False if the local call is over."""
         self.heard[source] = now = monotonic()
         found = self._open.get(sequence)
         if found is not None:
@@ -119,7 +117,7 @@ class MismatchDetector:
         return past[1] if past is not None and past[0] == sequence else None
 
     def is_announced(self, sequence: int) -> bool:
-        """Has any rank entered this sequence to come?"""
+        """Whether any rank has entered this sequence to come."""
         return sequence in self._unexpected
 
     def _remember(self, sequence: int, source: int, theirs: CallFacts, now: float) -> None:
@@ -136,7 +134,7 @@ class MismatchDetector:
 
 
 def differ(one: CallFacts, other: CallFacts) -> bool:
-    """Do two calls differ, as far as stated?"""
+    """Whether two calls differ, as far as stated."""
     if not one[0] or not other[0]:
         return False
     if one[0] != other[0] or one[3:5] != other[3:5]:
@@ -147,5 +145,5 @@ def differ(one: CallFacts, other: CallFacts) -> bool:
 
 
 def same_but_for_algorithm(calls: Iterable[CallFacts]) -> bool:
-    """Do these calls differ in the algorithm at most?"""
+    """Whether these calls differ in the algorithm at most."""
     return not any(differ((*one[:5], 0), (*other[:5], 0)) for one, other in combinations(set(calls), 2))

@@ -81,11 +81,10 @@ class Operation(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is, for error messages: `receive of tag 7`."""
+        """For error messages: `receive of tag 7`."""
 
     @abstractmethod
-    def awaited(self) -> AwaitedPeer:
-        """Return the peer that it waits for."""
+    def awaited(self) -> AwaitedPeer: ...
 
     @abstractmethod
     def cancel(self) -> None:
@@ -111,7 +110,7 @@ class Operation(ABC):
     # -- under the node's lock -------------------------------------------------------------------------
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Complete it. Idempotent."""
+        """Idempotent."""
         if self.done:
             return
         self.error = error
@@ -129,16 +128,14 @@ class Operation(ABC):
             for callback in callbacks:
                 callback()
 
-    def join(self, waiter: Waiter) -> None:
-        """Count this operation in `waiter`."""
+    def add_waiter(self, waiter: Waiter) -> None:
         waiter.pending += 1
         if self._waiter is None:
             self._waiter = waiter
         else:
             self.when_done(lambda: waiter.count(self.error))
 
-    def part(self, waiter: Waiter) -> None:
-        """Undo `join`."""
+    def remove_waiter(self, waiter: Waiter) -> None:
         if self._waiter is waiter:
             self._waiter = None
 
@@ -152,7 +149,6 @@ class Operation(ABC):
             self._callbacks.append(callback)
 
     def forget(self, callback: Callable[[], object]) -> None:
-        """Remove a callback."""
         if self._callbacks is not None and callback in self._callbacks:
             self._callbacks.remove(callback)
 
@@ -201,7 +197,7 @@ class FinishedOperation(Operation):
 
     def cancel(self) -> None: ...
 
-    def part(self, waiter: Waiter) -> None: ...
+    def remove_waiter(self, waiter: Waiter) -> None: ...
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from ()
@@ -211,9 +207,7 @@ FINISHED = FinishedOperation()
 
 
 class DeferredIO:
-    """I/O calls, in order: added under the node's lock, made after its release by any thread. deque operations are
-    atomic.
-    """
+    """I/O calls, in order: added under the node's lock, made after its release by any thread."""
 
     __slots__ = ("calls",)
 

@@ -7,17 +7,15 @@ and may raise, once nothing is in progress. Inside an operation it is deferred u
 runs at once. Operations pay nothing for this: our handler reads the main thread's stack.
 
 A deferred signal traces the main thread: the next line or call outside our code is the safe point. If a debugger
-already traces, a thread resends the signal until one arrives outside. (That alone is not enough: a main thread that
-only sends yields only in system calls, inside an operation.) After a second the handler runs anyway: a program that
-cannot be interrupted is worse.
+already traces, a thread resends the signal until one arrives outside. After a second the handler runs anyway: a program
+that cannot be interrupted is worse.
 
 - `SIGNALS` are wrapped if their handler is in Python when a node opens in the main thread, or at its first wait.
-Handlers set later are not wrapped and should not raise, except SIGINT, which is checked at every wait. - A SIGINT
-handler set while a node is open runs at once until the next wait wraps it. It may call ours or restore it. - The last
-node restores the handlers if it closes in the main thread; otherwise ours only forward. - `asyncio.run` cancels its
-main task on Ctrl-C only if it finds Python's default handler. If it finds ours, Ctrl-C raises KeyboardInterrupt inside
-the loop, and asyncio.run cancels all tasks. A node opened inside it changes nothing. - A wrapper knows the handler that
-it replaced, so a chain always leads to older ones.
+  Handlers set later are not wrapped and should not raise, except SIGINT, which is checked at every wait.
+- The last node restores the handlers if it closes in the main thread; otherwise ours only forward.
+- `asyncio.run` cancels its main task on Ctrl-C only if it finds Python's default handler. If it finds ours, Ctrl-C
+  raises KeyboardInterrupt inside the loop.
+- A wrapper knows the handler that it replaced, so a chain always leads to older ones.
 """
 
 from __future__ import annotations
@@ -33,14 +31,16 @@ from _thread import start_new_thread  # `threading` takes locks, which the inter
 from collections.abc import Callable
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from nexar.links.operation import Waiter
+
+if TYPE_CHECKING:
+    from nexar.links.progress import Progress
 
 SignalFunction = Callable[[int, FrameType | None], object]
 
 _OURS: Final = ("nexar.links.", "nexar.group", "nexar.rpc.", "nexar.collectives.", "nexar.communicator.")
-_BLOCKING: Final = "nexar.links.reconnect"  # blocks for long on its own thread, and leaves nothing half done
 
 
 class WrappedHandler:
@@ -56,9 +56,7 @@ class WrappedHandler:
         self._receive = receive
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The interpreter calls from the interrupted frame. Another caller is a handler that wraps ours, so it is time
-        to run.
-        """
+        """The interpreter calls from the interrupted frame. Another caller is a handler that wraps ours: run now."""
         if frame is not None and frame is sys._getframe(1):
             self._receive(self, frame)
         else:
@@ -73,7 +71,7 @@ _RUN_WRAPPED: Final[CodeType] = WrappedHandler.run_wrapped.__code__
 
 
 def is_inside(frame: FrameType | None) -> bool:
-    """Is a thread at `frame` in the middle of an operation?
+    """Whether a thread at `frame` is in the middle of an operation.
 
     The innermost frame of ours decides. A transport without one dials, which may be interrupted; below a handler that
     we call, user code runs. Communicator methods count entirely: other ranks would wait for a numbered collective.
@@ -81,7 +79,7 @@ def is_inside(frame: FrameType | None) -> bool:
     while frame is not None:
         module: str = frame.f_globals.get("__name__", "")
         if module.startswith(_OURS):
-            return frame.f_code is not _RUN_WRAPPED and module != _BLOCKING
+            return frame.f_code is not _RUN_WRAPPED
         frame = frame.f_back
     return False
 
@@ -114,14 +112,13 @@ class DeferredSignals:
         return True
 
     def is_resent(self, number: int) -> bool:
-        """Was it resent although its handler has run?"""
+        """Whether it was resent although its handler has run."""
         if number not in self._resent:
             return False
         self._resent.discard(number)
         return number not in self.handlers
 
     def take(self) -> list[WrappedHandler]:
-        """Remove and return all."""
         handlers = list(self.handlers.values())
         self.handlers.clear()
         if sys.gettrace() == self._trace_step:
@@ -218,7 +215,7 @@ class SignalDeferral:
             self.settle()
 
     def settle(self) -> None:
-        """Run recorded handlers while nothing is in progress. They may wait too."""
+        """Run recorded handlers. They may wait too."""
         waiting, self._waiting = self._waiting, None
         try:
             while self.pending:
@@ -287,20 +284,11 @@ class SignalDeferral:
 interrupts = SignalDeferral()
 
 
-class OpenNode(Protocol):
-    """A Progress."""
-
-    def close(self) -> None: ...
-
-    def abandon(self) -> None:
-        """In a forked child: release without waiting."""
-
-
-_open_nodes: dict[int, OpenNode] = {}  # written by the opening and closing threads
+_open_nodes: dict[int, Progress] = {}  # written by the opening and closing threads
 _before_exit: list[Callable[[], None]] = []  # written at import
 
 
-def node_opened(node: OpenNode) -> None:
+def node_opened(node: Progress) -> None:
     """The exit hook registered last runs first: nodes close before the packages that they use."""
     _open_nodes[id(node)] = node
     atexit.unregister(_close_all)
@@ -308,7 +296,7 @@ def node_opened(node: OpenNode) -> None:
     interrupts.enter()
 
 
-def node_closed(node: OpenNode) -> None:
+def node_closed(node: Progress) -> None:
     """The last one restores the signal handlers."""
     _open_nodes.pop(id(node), None)
     if not _open_nodes:

@@ -6,9 +6,6 @@ free. If none waits, the progress thread drives.
 
 No wake-up is lost: a waiting thread enters the list, then checks for a driver and for the end; a driver releases the
 lock, then checks the list; `end` sets the reason, then wakes the list.
-
-The progress thread checks on every tick whether the driver changed. Under a steady driver it parks; the driver wakes it
-on leaving.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ class DriverElection:
     """Decides which thread of one node drives."""
 
     def __init__(self, lock: threading.Lock, on_end: Callable[[], None] = lambda: None) -> None:
-        """`end` calls `on_end`, on any thread, without the lock. It must not block."""
+        """`end` calls `on_end` without the lock. It must not block."""
         self._lock = lock  # the node's
         self._on_end = on_end
         self.driver_lock = threading.Lock()  # held by the driver
@@ -45,17 +42,17 @@ class DriverElection:
     def offer(self) -> None:
         """Wake one waiting thread: it drives, or offers again when it leaves."""
         with self._lock:
-            for follower in list(self.waiting_threads):
-                if follower.asleep:
-                    follower.wake()
+            for waiter in list(self.waiting_threads):
+                if waiter.asleep:
+                    waiter.wake()
                     return
 
     def end(self, reason: NexarError) -> None:
         """Make every wait raise. Wakes all, because a thread that raises offers nothing."""
         self.ended = reason
         with self._lock:
-            for follower in list(self.waiting_threads):
-                follower.wake()
+            for waiter in list(self.waiting_threads):
+                waiter.wake()
         self._on_end()
 
     def abandon(self, reason: NexarError) -> None:
@@ -69,7 +66,10 @@ _PARK_AFTER: Final = 10  # ticks under the same driver before it parks
 
 
 class ProgressThread:
-    """Drives while no caller waits. Ends after the event loop stopped and `close` was called."""
+    """Drives while no caller waits. Ends after the event loop stopped and `close` was called.
+
+    Checks on every tick whether the driver changed. Under a steady driver it parks; the driver wakes it on leaving.
+    """
 
     def __init__(self, election: DriverElection, event_loop: EventLoop) -> None:
         self._election = election
@@ -97,7 +97,7 @@ class ProgressThread:
             return
 
     def close(self) -> None:
-        """Join the thread. The event loop was stopped before."""
+        """The event loop was stopped before."""
         self.unpark()
         self._thread.join()
 
@@ -189,9 +189,14 @@ class Progress:
     # -- waiting ---------------------------------------------------------------------------------------
 
     def wait(
-        self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None, *, keep: bool = False
+        self,
+        operations: Sequence[Operation],
+        deadline: float,
+        abort_signal: Operation | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
-        """Wait until all are done, and drive if no other thread does. The first error ends it, also one of `alarm`,
+        """Wait until all are done, and drive if no other thread does. The first error ends it, also of `abort_signal`,
         which is neither awaited nor cancelled.
 
         Raise OperationTimeout at the deadline (time.monotonic). Before anything is raised, also by Ctrl-C, pending
@@ -202,15 +207,15 @@ class Progress:
         with self.lock:
             for operation in operations:
                 if not operation.done:
-                    operation.join(waiter)
+                    operation.add_waiter(waiter)
                 elif operation.error is not None:
                     waiter.pending = 0  # raised below, without waiting for the others
                     break
         if waiter.pending:
-            if alarm is None:
+            if abort_signal is None:
                 self._wait(waiter, operations, deadline)
             else:
-                self._wait_alarmed(waiter, operations, deadline, alarm)
+                self._wait_or_abort(waiter, operations, deadline, abort_signal)
         for operation in operations:
             if operation.error is not None:
                 self._fail(waiter, operations, operation.error)
@@ -219,8 +224,7 @@ class Progress:
         """Return thread, operation and start (time.monotonic) of each wait, read from the stacks. Takes no lock: the
         caller may ask why it is held.
 
-        No variable may refer to this call's frame on return: the cycle would keep dropped requests alive until garbage
-        collection.
+        No variable may refer to this call's frame on return: the cycle would keep dropped requests alive.
         """
         found = []
         frames = sys._current_frames()
@@ -245,24 +249,26 @@ class Progress:
         if self._election.ended is not None:
             raise copy(self._election.ended)
 
-    def _wait_alarmed(self, waiter: Waiter, operations: Sequence[Operation], deadline: float, alarm: Operation) -> None:
-        """An alarm outlives many waits, so each removes its callback."""
+    def _wait_or_abort(
+        self, waiter: Waiter, operations: Sequence[Operation], deadline: float, abort_signal: Operation
+    ) -> None:
+        """An abort signal outlives many waits, so each removes its callback."""
 
-        def ring() -> None:
-            if alarm.error is not None:
-                waiter.count(alarm.error)
+        def failed() -> None:
+            if abort_signal.error is not None:
+                waiter.count(abort_signal.error)
                 self._wake()  # the waiting thread may be the driver, and asleep
 
         with self.lock:
-            alarm.when_done(ring)
+            abort_signal.when_done(failed)
         try:
             if waiter.pending:
                 self._wait(waiter, operations, deadline)
         finally:
             with self.lock:
-                alarm.forget(ring)
-        if alarm.error is not None and not all(operation.done for operation in operations):
-            self._fail(waiter, operations, alarm.error)
+                abort_signal.forget(failed)
+        if abort_signal.error is not None and not all(operation.done for operation in operations):
+            self._fail(waiter, operations, abort_signal.error)
 
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
         begin = monotonic()
@@ -333,17 +339,17 @@ class Progress:
             self._event_loop.remove(poller)
 
     def run_soon(self, task: Callable[[], None]) -> None:
-        """Run `task` on the driver thread before it sleeps, outside the node's lock. Any thread, also under the lock.
+        """Run `task` on the driver thread before it sleeps, without the node's lock. Any thread, also under the lock.
         It must not block; if it raises, all waits end with InternalError.
         """
         self._event_loop.run_soon(task)
 
     def drive_in_background(self) -> None:
-        """Let the progress thread drive at once: the caller posted work and does not wait."""
+        """The caller posted work and does not wait."""
         self._progress_thread.drive_now()
 
     def wake(self) -> None:
-        """Make the driver poll again before it sleeps on. Cheap if it does not sleep."""
+        """Make the driver poll again before it sleeps on. Cheap if it is awake."""
         self._wake()
 
     def run_inline(self, task: Callable[..., Outcome], *arguments: Any) -> Outcome:
@@ -378,11 +384,11 @@ class Progress:
     def _leave(self, waiter: Waiter, operations: Sequence[Operation]) -> None:
         with self.lock:
             for operation in operations:
-                operation.part(waiter)
+                operation.remove_waiter(waiter)
 
     def _expire(self, waiter: Waiter, operations: Sequence[Operation], timeout: float) -> None:
-        """Operations may complete until cancel() returns: only those cancelled by then were late, and an own error is
-        more informative.
+        """Give up the operations that are not done at the deadline. Raises an operation's own error, which says more,
+        else OperationTimeout. Raises nothing if all finished before they could be cancelled.
         """
         late = [(operation, operation.name, operation.awaited()) for operation in operations if not operation.done]
         if waiter.keeps:
@@ -411,7 +417,7 @@ class Progress:
         return forget
 
     def close(self) -> None:
-        """Stop the progress thread and close every transport. Close links first. Pending waits raise. Idempotent."""
+        """Close every transport; close links first. Pending waits raise. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -431,6 +437,7 @@ class Progress:
         self.close()
 
     def abandon(self) -> None:
+        """In a forked child: release without waiting."""
         self._closed = True
         self._election.abandon(
             UsageError("this node belongs to the parent process; a forked child must make its own with nexar.init()")

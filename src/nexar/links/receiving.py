@@ -31,7 +31,7 @@ class Misbehaviour(Exception):
 
 
 class Receiving:
-    """Receives messages. The `Origin` of every message of its link."""
+    """The `Origin` of every message of its link."""
 
     def __init__(self, state: LinkState, misbehaved: Callable[[str], None]) -> None:
         """`misbehaved` ends the link; called without the lock."""
@@ -62,7 +62,7 @@ class Receiving:
             raise Misbehaviour(
                 f"it sent more than its credit of {credit.limit} bytes in communicator {frame.communicator}"
             )
-        if credit.owed and credit.held > credit.comfort:
+        if credit.owed and credit.held > credit.batching_limit:
             self._state.notice(FrameKind.CREDIT, frame.communicator, frame.generation, length=credit.consumed(0))
         if frame.space == _COLLECTIVE:
             if flow.matching.mismatch_detector.check_frame(self._peer, frame):
@@ -178,10 +178,8 @@ class Receiving:
             self._send_refusal(message, str(error))
 
     def _take_flowing(self, transfers: Iterable[int]) -> list[tuple[Matching, Message]]:
-        """Remove and return the unfinished ones.
-
-        A message can be complete before the driver reports it, if a late receive asked the carrier: for its sender that
-        is a delivery.
+        """Remove and return the unfinished ones. A message that a late receive completed before the driver reports it
+        is delivered.
         """
         unfinished = []
         for transfer in list(transfers):
@@ -192,9 +190,8 @@ class Receiving:
         return unfinished
 
     def fall_back(self, number: int) -> None:
-        """Grant the payloads of a lost bulk channel again, on the mesh carrier. Under the lock.
-
-        The channel no longer touches memory, and the sender holds every payload until its delivery.
+        """Grant the payloads of a lost bulk channel again, on the mesh carrier. Under the lock. The channel no longer
+        touches memory, and the sender holds every payload until its delivery.
         """
         for _, message in list(self._flowing.values()):
             if message.frame.carrier == number:

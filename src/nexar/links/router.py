@@ -1,10 +1,8 @@
 """Router and NoticeDispatch: frames and control notices find the open generation that they belong to.
 
-A peer may open a communicator earlier than this node. Frames, abort and mismatch notices of a generation that is not
-open yet are kept, within a bound; progress queries are not, because their sender does not wait so long. Those of an
-ended generation are dropped and counted.
-
-Texts of peers appear in our errors and are forwarded, so texts and lists are bounded.
+Frames, abort and mismatch notices of a generation that is not open yet are kept, within a bound; progress queries are
+not, because their sender does not wait so long. Those of an ended generation are dropped and counted. Texts of peers
+appear in our errors and are forwarded, so texts and lists are bounded.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -38,6 +36,9 @@ from nexar.wire.control import (
 from nexar.wire.frame import HEADER_BYTES, Frame
 from nexar.wire.text import foreign_line
 
+if TYPE_CHECKING:
+    from nexar.links.link import Link
+
 Notice: TypeAlias = CallMismatch | CallAborted | ProgressQuery | ProgressReply | CommunicatorClosed
 
 _CLOSED_KEPT: Final = 1024  # the newest closed generations, for which queries are still answered
@@ -46,16 +47,7 @@ _MAX_CHARACTERS: Final = 1000  # characters of a text
 _MAX_ENTRIES: Final = 64  # entries of a list
 
 
-class NoticeTarget(Protocol):
-    """The link that a notice came on."""
-
-    @property
-    def peer(self) -> NodeId: ...
-
-    def send_control(self, message: Message) -> bool: ...
-
-
-ReceiveNotice: TypeAlias = Callable[[NoticeTarget, Notice], None]
+ReceiveNotice: TypeAlias = Callable[["Link", Notice], None]
 AnswerQuery: TypeAlias = Callable[[ProgressQuery], Notice]
 
 
@@ -67,7 +59,7 @@ class NoticeDispatch:
         self._open: dict[tuple[int, int], ReceiveNotice] = {}  # by communicator and generation
         self._over: dict[int, int] = {}  # communicator → first generation that may still open
         self._answers: dict[tuple[int, int], AnswerQuery] = {}  # of generations that are over
-        self._kept: list[tuple[NoticeTarget, Notice]] = []
+        self._kept: list[tuple[Link, Notice]] = []
         self.dropped = 0  # notices of generations that are over, or too many to keep
 
     def open(self, communicator: int, generation: int, receive: ReceiveNotice) -> None:
@@ -75,9 +67,9 @@ class NoticeDispatch:
         key = communicator, generation
         with self._lock:
             self._open[key] = receive
-            early = [each for each in self._kept if (each[1].communicator, each[1].generation) == key]
+            kept = [each for each in self._kept if (each[1].communicator, each[1].generation) == key]
             self._kept = [each for each in self._kept if (each[1].communicator, each[1].generation) != key]
-        for sender, notice in early:
+        for sender, notice in kept:
             receive(sender, notice)
 
     def close(self, communicator: int, generation: int, answer: AnswerQuery | None = None) -> None:
@@ -91,8 +83,8 @@ class NoticeDispatch:
             self._over[communicator] = max(generation + 1, self._over.get(communicator, 0))
             self._kept = [each for each in self._kept if not self._is_over(each[1])]
 
-    def arrived(self, sender: NoticeTarget, message: Message) -> None:
-        """Messages that concern no communicator are dropped."""
+    def arrived(self, sender: Link, message: Message) -> None:
+        """Drops messages that concern no communicator."""
         if not isinstance(message, (CallMismatch, CallAborted, ProgressQuery, ProgressReply, CommunicatorClosed)):
             self.dropped += 1
             return
@@ -108,7 +100,7 @@ class NoticeDispatch:
             with suppress(NexarError):  # the link is lost, as the peer notices
                 sender.send_control(answer(message))
 
-    def _keep(self, sender: NoticeTarget, notice: Notice) -> None:
+    def _keep(self, sender: Link, notice: Notice) -> None:
         if isinstance(notice, (CallMismatch, CallAborted)) and not self._is_over(notice) and len(self._kept) < _KEPT:
             self._kept.append((sender, notice))
         else:
@@ -165,7 +157,7 @@ class Router:
         self.deferred_io = DeferredIO()
         self.notices = NoticeDispatch(self.lock)
         self.pool = BufferPool.of_profile(config.buffer_profile)
-        self.early = UnexpectedBuffers(config.early_bytes, self.pool)
+        self.unexpected_buffers = UnexpectedBuffers(config.early_bytes, self.pool)
         # Handles relay frames, on the driver thread; False for other kinds. Set before the first link.
         self.relay: Callable[[Any, Frame, memoryview], bool] = _relays_nothing
         self.stale_frames = 0  # of generations that are over; under the lock
@@ -201,19 +193,21 @@ class Router:
                 self._end(
                     previous, Revoked(communicator=str(communicator), reason=f"generation {generation} has begun")
                 )
-            matching = make(communicator, generation, self.lock, self.early, self.deferred_io, members=members)
+            matching = make(
+                communicator, generation, self.lock, self.unexpected_buffers, self.deferred_io, members=members
+            )
             self._open[communicator] = matching
             self._over[communicator] = generation
-            early = self._unopened.pop((communicator, generation), [])
-            self._release(early)
+            kept = self._unopened.pop((communicator, generation), [])
+            self._release(kept)
             self._drop_superseded(communicator, generation)
-        for kept in early:
-            kept.deliver()
+        for frame in kept:
+            frame.deliver()
         self.deferred_io.flush()
         return matching
 
     def close(self, matching: Matching, error: NexarError) -> None:
-        """End a generation: receives raise `error`, later frames are dropped. Idempotent."""
+        """Receives raise `error`, later frames are dropped. Idempotent."""
         with self.lock:
             self._end(matching, error)
         self.deferred_io.flush()
@@ -270,7 +264,7 @@ class Router:
         return True
 
     def is_over(self, communicator: int, generation: int) -> bool:
-        """It, or a later one, was open here. Under the lock."""
+        """Whether it, or a later one, was open here. Under the lock."""
         return generation < self._over.get(communicator, 0)
 
     def forget(self, owner: object) -> None:

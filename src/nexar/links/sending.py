@@ -57,7 +57,7 @@ PLAIN: Final = MessageHeader()
 
 
 class Sending:
-    """Posts sends and tracks them until they are done."""
+    """Tracks sends until they are done."""
 
     def __init__(self, state: LinkState) -> None:
         self._state = state
@@ -80,7 +80,6 @@ class Sending:
         about: MessageHeader = PLAIN,
         matching: Matching | None = None,
     ) -> Operation:
-        """Link.post_send is this method."""
         if data.__class__ is not memoryview or data.format != "B" or data.ndim != 1:
             # before anything is counted: a failure must leave no trace
             data = row_of(data, "a send needs contiguous bytes")
@@ -161,9 +160,8 @@ class Sending:
             return False  # the carrier reports its loss itself
 
     def _begin_payload(self, send: PostedSend, number: int) -> None:
-        """Under the lock, so that a cancelled send is not lent again.
-
-        The receiver chooses the carrier: it may notice the loss of a bulk channel first. Then the payload restarts.
+        """Under the lock, so that a cancelled send is not lent again. The receiver chooses the carrier: it may notice
+        the loss of a bulk channel first. Then the payload restarts.
         """
         carrier = self._state.carrier_of(number)
         if carrier is None or (send.flowing and send.frame.carrier == number):
@@ -192,7 +190,7 @@ class Sending:
             send.finish(Cancelled(operation=send.name, reason=reason))
 
     def credited(self, frame: Frame) -> bool:
-        """Take returned credit, and continue waiting sends in order. False if it is too much."""
+        """Continue waiting sends in order. False if the credit is too much."""
         flow = self._state.flows.get(frame.communicator)
         if flow is None or flow.generation != frame.generation:
             return True
@@ -202,9 +200,7 @@ class Sending:
         return True
 
     def allowed(self, frame: Frame) -> None:
-        """Take the credit of the peer's TERMS, and continue waiting sends: nothing else would, if the peer has received
-        too little to return credit.
-        """
+        """Take the credit of the peer's TERMS, and continue waiting sends: nothing else would."""
         self._state.raise_credit(frame.length)
         for flow in self._state.flows.values():
             self._go_on(flow)
@@ -265,7 +261,7 @@ class Sending:
                 return  # it has ended, so it reads nothing; it reports its loss itself
 
     def _forget_waiting(self, send: PostedSend) -> None:
-        """Remove a send that never left. Later messages move up, because the receiver would wait for its number."""
+        """Later messages move up, because the receiver would wait for its number."""
         flow = self._state.flows.get(send.frame.communicator)
         if flow is None or send not in flow.waiting:
             return

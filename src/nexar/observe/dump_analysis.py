@@ -1,7 +1,7 @@
 """Reads the flight recorder dumps of a directory and finds where the ranks diverged.
 
-All ranks number calls alike, so for each call that holds stuck ranks the analysis asks who has not reached it, who was
-late, and who made another call under its number. Findings name ranks of the world: one node has one name.
+All ranks number calls alike. For each call that holds stuck ranks the analysis asks who has not reached it, who was
+late, and who made another call under its number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Dumps(NamedTuple):
 
 
 def read_dumps(directory: Path) -> Dumps:
-    """Not of subdirectories. Raises UsageError if there is no directory or no dump."""
+    """Ignores subdirectories. Raises UsageError if there is no directory or no dump."""
     if not directory.is_dir():
         raise UsageError(
             f"{directory} is not a directory; pass the directory of NEXAR_DUMP_DIR, with the dumps of all ranks"
@@ -53,7 +53,7 @@ MIN_STUCK_SECONDS: Final = 0.5
 
 
 class RankPosition:
-    """The position of one rank in one generation of a communicator, from one dump."""
+    """The position of one rank in one generation, from one dump."""
 
     def __init__(self, dump: Dump, state: DumpedCommunicator, *, alone: bool, rank: Rank | None = None) -> None:
         """`alone`: its process has no other rank. `rank`: its name, if not the rank in this communicator."""
@@ -68,12 +68,11 @@ class RankPosition:
 
     @property
     def begun(self) -> int:
-        """The highest sequence number reached, or -1."""
+        """-1 if none."""
         return max(self.calls, default=-1)
 
     @property
     def finished(self) -> RecordedCall | None:
-        """The last successful call."""
         succeeded = [call for call in self.state.last_calls if not call.outcome]
         return max(succeeded, key=lambda call: call.sequence, default=None)
 
@@ -109,7 +108,6 @@ class RankPosition:
         return f"it is in {self._method() or 'user code'}{self._line()}{since}"
 
     def history(self) -> str:
-        """`its last finished call is all_reduce #41`."""
         last = self.finished
         return "it has finished no call" if last is None else f"its last finished call is {call_text(last)}"
 
@@ -137,7 +135,7 @@ def call_text(call: RecordedCall) -> str:
 def positions_of(
     dumps: Sequence[Dump], communicator: int, generation: int, ranks: Mapping[str, Rank] | None = None
 ) -> list[RankPosition]:
-    """From all dumps of this generation, sorted by rank. `ranks`: node → rank to use instead of the communicator's."""
+    """By rank. `ranks`: node → rank to use instead of the communicator's."""
     ranks = ranks or {}
     shared = [(dump.host, dump.pid) for dump in {dump.node: dump for dump in dumps}.values()]
     found = [
@@ -171,7 +169,7 @@ class DumpFinding:
 
 
 def analyse(dumps: Sequence[Dump]) -> tuple[DumpFinding, ...]:
-    """Findings about one run; none if no rank diverged. `dumps`: oldest first.
+    """Findings about one run. `dumps`: oldest first.
 
     For each communicator the last generation counts, and for each node the last dump that knows it: earlier ones
     precede a loss. Dumps of other clusters than the newest one's are ignored.
@@ -225,7 +223,7 @@ def _epochs(dumps: Sequence[Dump]) -> Iterator[DumpFinding]:
 
 
 class _Communicator:
-    """The findings about one generation of one communicator."""
+    """One generation of one communicator."""
 
     def __init__(
         self,
@@ -242,7 +240,7 @@ class _Communicator:
         self._nodes = {dump.node for dump in dumps}
 
     def findings(self) -> list[DumpFinding]:
-        """The cause first, as far as it is known."""
+        """Causes first."""
         return [*self._mismatch(), *self._stuck(), *self._without_dump(), *self._behind()]
 
     def _finding(self, kind: FindingKind, ranks: Sequence[Rank], text: str) -> DumpFinding:
@@ -270,10 +268,10 @@ class _Communicator:
                 return
 
     def _differing(self, sequence: int, calls: Mapping[Rank, RecordedCall]) -> DumpFinding:
-        way = same_but_for_algorithm(call.fingerprint for call in calls.values())
+        with_algorithm = same_but_for_algorithm(call.fingerprint for call in calls.values())
         by_call: dict[str, list[Rank]] = {}
         for rank, call in calls.items():
-            by_call.setdefault(Fingerprint(*call.fingerprint).describe(way=way), []).append(rank)
+            by_call.setdefault(Fingerprint(*call.fingerprint).describe(with_algorithm=with_algorithm), []).append(rank)
         fewest_first = sorted(by_call.items(), key=lambda each: len(each[1]))
         text = ", ".join(f"{what} on {list_ranks(ranks)}" for what, ranks in fewest_first)
         return self._finding("mismatch", fewest_first[0][1], f"#{sequence} is {text}")
@@ -321,7 +319,7 @@ class _Communicator:
             yield self._finding("late", [rank], f"{text}; {where}" if where else text)
 
     def _where_before(self, rank: Rank, sequence: int) -> str:
-        """From an older dump, written while the others waited."""
+        """Taken from an older dump."""
         older = [position for position in self._all_positions if position.rank == rank and position.begun < sequence]
         return f"while the others waited: {older[-1].history()}, {older[-1].activity()}" if older else ""
 
@@ -378,7 +376,6 @@ class _Communicator:
 
 
 def _waiting(waiting: Mapping[Rank, RecordedCall]) -> str:
-    """`ranks 0 and 1 wait in all_reduce #42 for 12 s; rank 3 left it with CollectiveTimeout`."""
     call = next(iter(waiting.values()))
     inside = [rank for rank, each in waiting.items() if each.ended_ago is None]
     outcomes: dict[str, list[Rank]] = {}

@@ -1,9 +1,8 @@
 """A small read-only HTTP service with its own threads.
 
-Anybody may connect, so everything is bounded. A request's head has one deadline, however slowly it arrives, and a
-maximum size. When all connections are in use, a new one replaces the oldest that has not sent a request. The Host
-header must be an address or a name of this host, which defeats DNS rebinding. No body is read, no file opened, and a
-connection carries one response.
+Anybody may connect, so everything is bounded. A request's head has one deadline and a maximum size. When all
+connections are in use, a new one replaces the oldest that has not sent a request. The Host header must be an address or
+a name of this host, which defeats DNS rebinding. No body is read, no file opened.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class HttpService:
                 continue
             client = _Connection(connection)
             thread = threading.Thread(
-                target=self._serve_client, args=(client,), name=f"nexar-{self._name}-talk", daemon=True
+                target=self._serve_client, args=(client,), name=f"nexar-{self._name}-connection", daemon=True
             )
             with self._lock:
                 self._clients[thread] = client
@@ -139,7 +138,7 @@ class HttpService:
                 self._client_ended(thread)
 
     def _take_slot(self) -> bool:
-        """Makes room for one more connection. False if all have sent a request."""
+        """False if all connections have sent a request."""
         if self._slots.acquire(blocking=False):
             return True
         with self._lock:
@@ -177,7 +176,8 @@ class _Connection:
 class ServedPage:
     """Base of objects that own a service."""
 
-    _service: HttpService
+    def __init__(self, service: HttpService) -> None:
+        self._service = service
 
     def close(self) -> None:
         self._service.close()
@@ -190,7 +190,7 @@ class ServedPage:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    """One request and its response. The head is read here, by one deadline; the library parses it."""
+    """Reads the head by one deadline; the library parses it."""
 
     def __init__(
         self, connection: socket.socket, respond: Respond, names: frozenset[str], on_request: Callable[[], None]
@@ -247,7 +247,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Sends plain text that repeats nothing of the request. The library calls it too."""
+        """Repeats nothing of the request. The library calls it too."""
         self.request_version = "HTTP/1.0"
         status = HTTPStatus(code)
         ours = (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.MISDIRECTED_REQUEST)
@@ -273,9 +273,8 @@ def _listen(host: str, port: int, name: str, remedy: str) -> socket.socket:
 
 
 def _is_host(header: str | None, names: frozenset[str]) -> bool:
-    """Whether the Host header is an address or a name of this host.
-
-    Any other DNS name belongs to its registrant, whose page could read the response as same-origin.
+    """Any other DNS name than this host's belongs to its registrant, whose page could read the response
+    as same-origin.
     """
     if header is None:  # every browser sends it
         return True
@@ -289,7 +288,7 @@ def _is_host(header: str | None, names: frozenset[str]) -> bool:
 
 
 def _read_head(connection: socket.socket, deadline: float) -> bytes | None:
-    """Reads up to the empty line; None if it is too long. Raises OSError at the deadline or if the peer hangs up."""
+    """None if it is too long. Raises OSError at the deadline or if the peer hangs up."""
     head = b""
     while _END not in head:
         if len(head) > MAX_HEAD_BYTES:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one rank, computed when scraped, so calls pay nothing.
+"""Prometheus metrics of one rank, computed when scraped.
 
 A membership change creates new communicators whose counters start at 0; Prometheus treats that as a restart.
 """
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from nexar.cluster.membership import Membership
 from nexar.collectives.call_log import CallLog
 from nexar.collectives.statistics import Straggler
 from nexar.communicator.runtime import NodeRuntime
-from nexar.communicator.status import LinkInfo
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
+from nexar.links.link import Link
 from nexar.observe.http_service import TEXT, HttpResponse, HttpService, ServedPage, check_listen
 from nexar.types import NodeId, Rank, format_node
 
@@ -43,22 +43,8 @@ _LINK_COUNTERS: Final = {
 }
 
 
-class MetricsSource(Protocol):
-    """The node whose metrics are served."""
-
-    @property
-    def me(self) -> NodeId: ...
-
-    def membership(self) -> Membership: ...
-
-    def call_logs(self) -> Iterable[CallLog]:
-        """The world first."""
-
-    def links(self) -> Mapping[NodeId, LinkInfo]: ...
-
-
 class NodeSource:
-    """A node of this process."""
+    """What the metrics of one node are computed from: its membership, its call logs and its links."""
 
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime = runtime
@@ -70,7 +56,7 @@ class NodeSource:
     def call_logs(self) -> list[CallLog]:
         return [generation.context.call_log for generation in self._runtime.successors.generations()]
 
-    def links(self) -> Mapping[NodeId, LinkInfo]:
+    def links(self) -> Mapping[NodeId, Link]:
         return self._runtime.mesh.links()
 
 
@@ -78,11 +64,11 @@ class Collector:
     """Computes the metrics. Thread-safe."""
 
     def __init__(self) -> None:
-        self.source: MetricsSource | None = None
+        self.source: NodeSource | None = None
         """Written once, when this node has joined."""
 
     def describe(self) -> list[Metric]:
-        """Empty: otherwise the library would collect everything once at registration."""
+        """Empty, or the library would collect everything once at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -99,7 +85,7 @@ class Collector:
         yield from _links(source.links(), membership, rank)
 
 
-def _position(source: MetricsSource, membership: Membership, rank: Rank) -> Iterator[Metric]:
+def _position(source: NodeSource, membership: Membership, rank: Rank) -> Iterator[Metric]:
     labels = {
         "rank": str(rank),
         "node": format_node(source.me),
@@ -138,7 +124,7 @@ def _peers(call_log: CallLog | None, membership: Membership, rank: Rank) -> Iter
     late: list[Straggler] = [] if call_log is None else call_log.stragglers()
 
     def of_members(values: Iterable[tuple[Rank, float]]) -> _Samples:
-        """Translates to current ranks, by node, and drops former members."""
+        """Samples by current rank; drops former members."""
         nodes = () if call_log is None else call_log.nodes
         ranked = [(membership.rank_of(nodes[peer]), value) for peer, value in values]
         return [({"rank": str(rank), "peer": str(peer)}, value) for peer, value in ranked if peer is not None]
@@ -160,7 +146,7 @@ def _peers(call_log: CallLog | None, membership: Membership, rank: Rank) -> Iter
     )
 
 
-def _links(links: Mapping[NodeId, LinkInfo], membership: Membership, rank: Rank) -> Iterator[Metric]:
+def _links(links: Mapping[NodeId, Link], membership: Membership, rank: Rank) -> Iterator[Metric]:
     ranked = {peer: link for node, link in links.items() if (peer := membership.rank_of(node)) is not None}
     stats = {peer: link.stats() for peer, link in ranked.items()}
     for name, (metric, text) in _LINK_COUNTERS.items():
@@ -217,14 +203,13 @@ class Metrics(ServedPage):
         def respond(path: str, _: Mapping[str, str]) -> HttpResponse:
             return HttpResponse(generate_latest(registry), CONTENT_TYPE_LATEST) if path == "/metrics" else _MISSING
 
-        self._service = HttpService(host, port, respond, name=_NAME, remedy=_REMEDY)
-        self.url: Final = f"{self._service.url}/metrics"
+        service = HttpService(host, port, respond, name=_NAME, remedy=_REMEDY)
+        super().__init__(service)
+        self.url: Final = f"{service.url}/metrics"
 
 
 def open_metrics(config: Config, port: int, local_rank: int) -> Metrics:
-    """Serves at port + local rank (0: any), to this host only unless NEXAR_BIND is set. Raises ConfigError,
-    UsageError.
-    """
+    """Serve at port + local rank (0: any), for this host unless NEXAR_BIND is set. Raises ConfigError, UsageError."""
     return Metrics(*_listen_address(config, port, local_rank))
 
 

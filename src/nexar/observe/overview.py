@@ -1,6 +1,6 @@
 """The status board as one line per rank, with rates, the straggler, and text. Pure.
 
-A rate is the difference of a node's last two status reports, so it does not depend on how often the board is read.
+A rate is the difference of a node's last two status reports, however often the board is read.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class Overview:
         return f"{self.joined} of {self.size} members are present, epoch {self.epoch}"
 
     def facts(self) -> dict[str, Any]:
-        """As data for JSON."""
         return {
             "cluster": self.cluster,
             "epoch": self.epoch,
@@ -94,8 +93,6 @@ class Overview:
 
 
 class _Reading(NamedTuple):
-    """A status report and when it arrived."""
-
     report: StatusReport
     when: float
 

@@ -1,7 +1,7 @@
-"""The read-only web page of a seed's status board, for clients with the key.
+"""The read-only web page of a seed's status board.
 
-The key derives from the cluster's secret: the ticket yields the key, but not the reverse. It is part of the URL or an
-`Authorization: Bearer` header. Text from members is sent as JSON and displayed as text, never as markup.
+Its key derives from the cluster's secret, and is part of the URL or an `Authorization: Bearer` header. Text from
+members is displayed as text, never as markup.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class StatusWebPage(ServedPage):
     def __init__(self, board: Callable[[], StatusPage], secret: bytes, host: str, port: int) -> None:
         """Raises UsageError if it cannot listen."""
         responder = PageResponder(board, secret)
-        self._service = HttpService(host, port, responder.respond, name="page", remedy=_REMEDY)
-        self.url: Final = f"{self._service.url}/{responder.key}/"
+        service = HttpService(host, port, responder.respond, name="page", remedy=_REMEDY)
+        super().__init__(service)
+        self.url: Final = f"{service.url}/{responder.key}/"
 
 
 def facts_of(overview: Overview) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Reads the files that ranks left in a directory, and finds ranks of the world.
-
-All output names nodes by their rank in the world, as logs and launchers do; in a split communicator they have other
-numbers.
-"""
+"""Reads the files that ranks left in a directory, and finds ranks of the world: all output names nodes by these."""
 
 from __future__ import annotations
 
@@ -63,11 +59,7 @@ class WorldNode(NamedTuple, Generic[NodeT]):
 
 
 def world_ranks(seen: Iterable[WorldNode[NodeT]], generation: int) -> dict[NodeT, Rank]:
-    """Node → rank in the world at this generation of any communicator, as near as is known.
-
-    A generation is the epoch that made it. So the world's last generation up to this one counts, else the first one
-    after.
-    """
+    """Node → rank in the world's last generation up to this one, else in the first one after."""
 
     def nearness(each: WorldNode[NodeT]) -> tuple[bool, int]:
         before = each.generation <= generation

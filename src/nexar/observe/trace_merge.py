@@ -1,16 +1,16 @@
 """Merges the trace parts of all ranks into one trace for ui.perfetto.dev and chrome://tracing.
 
 A node is a process of the trace, a communicator a thread, a call a slice. A wait for the last rank is a slice inside
-the call, with an arrow from that rank. Ranks are ranks of the world.
+the call, with an arrow from that rank.
 
 Clocks of two hosts are aligned by calls in which no rank ends before all have begun. For ranks a and b of hosts A and B
 in such a call, let d be how far B's clock is ahead:
 
     begin(b) - d ≤ end(a)    and    begin(a) ≤ end(b) - d    hence    begin(b) - end(a) ≤ d ≤ end(b) - begin(a)
 
-The estimate of d is the line over time with the largest distance to all these bounds. If no line fits, the clocks ran
-unevenly: each half of the run gets its own line. Before the first and after the last such call, d is constant. Hosts
-without such a call are aligned by their wall clocks.
+The estimate of d is the line over time with the largest distance to all these bounds. If no line fits, each half of the
+run gets its own line. Before the first and after the last such call, d is constant. Hosts without such a call are
+aligned by their wall clocks.
 
 Bounds are placed at the end of b. That is exact for the upper bound; the lower one is loose by b's time in the call,
 far more than clocks drift meanwhile.
@@ -26,23 +26,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 from nexar.cluster.membership import WORLD
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, operation_name
+from nexar.collectives.fingerprint import Fingerprint, operation_name
+from nexar.collectives.operations import COLLECTIVES
 from nexar.collectives.trace_writer import SUFFIX, Called, TracePart, decode_trace_part
 from nexar.errors import UsageError
 from nexar.observe.rank_files import WorldNode, read_rank_files, world_ranks
 from nexar.security.storage import private_file
 from nexar.types import NodeId, Rank
 
-SYNCHRONOUS_OPERATIONS: Final = frozenset(
-    {
-        OperationCode.BARRIER,
-        OperationCode.ALL_REDUCE,
-        OperationCode.ALL_GATHER,
-        OperationCode.ALL_GATHER_V,
-        OperationCode.ALL_TO_ALL,
-        OperationCode.ALL_GATHER_OBJECT,
-    }
-)
+SYNCHRONOUS_OPERATIONS: Final = frozenset(code for code, row in COLLECTIVES.items() if row.synchronous)
 """Collectives in which no rank ends before all have begun."""
 MAX_DRIFT: Final = 1e-3
 """Largest drift in seconds per second: more than crystals drift and daemons slew."""
@@ -55,7 +47,7 @@ Point: TypeAlias = tuple[float, float]
 
 
 class CommonCall(NamedTuple):
-    """Bounds from one call of both hosts, in the other host's time."""
+    """Bounds from one call, in the other host's time."""
 
     when: float
     floor: float
@@ -92,8 +84,6 @@ class HostClock:
 
 
 class _CallInterval(NamedTuple):
-    """Of the ranks of one host in one call."""
-
     last_begin: float
     first_end: float
 
@@ -158,12 +148,12 @@ def fit(calls: Sequence[CommonCall]) -> list[ClockSegment]:
 
 
 def _highest(points: Iterable[Point], slope: float) -> float:
-    """At time 0, of the lowest line of this slope above all points."""
+    """The lowest line of this slope above all points, at time 0."""
     return max(height - slope * when for when, height in points)
 
 
 def _upper_hull(points: Iterable[Point]) -> list[Point]:
-    """The points that a line from above can touch: few even for a long run."""
+    """The points that a line from above can touch."""
     hull: list[Point] = []
     for when, height in points:
         while len(hull) > 1 and not _is_corner(hull[-2], hull[-1], (when, height)):
@@ -179,7 +169,7 @@ def _is_corner(before: Point, point: Point, after: Point) -> bool:
 
 
 def _best_slope(margin: Callable[[float], float]) -> float:
-    """The slope with most margin, 0 preferred. Ternary search: margin is concave in the slope."""
+    """0 preferred. Ternary search: margin is concave in the slope."""
     low, high = -MAX_DRIFT, MAX_DRIFT
     for _ in range(64):
         third = (high - low) / 3
@@ -198,8 +188,6 @@ Event: TypeAlias = dict[str, Any]
 
 
 class _Arrival(NamedTuple):
-    """When one node reached one call, in microseconds."""
-
     node: NodeId
     who: Rank | str
     """In the world, or `0 of communicator 5` if unknown."""
@@ -219,8 +207,6 @@ def events(parts: Sequence[TracePart]) -> Iterator[Event]:
 
 
 class _TraceRows:
-    """Process and thread numbers."""
-
     def __init__(self, parts: Sequence[TracePart]) -> None:
         self._nodes: dict[NodeId, list[TracePart]] = {}
         for part in parts:
@@ -304,7 +290,7 @@ def _facts(call: Called, came: list[_Arrival], epoch: int) -> dict[str, Any]:
     first = min(map(_when, came))
     facts: dict[str, Any] = {
         "sequence": sequence,
-        "what": Fingerprint(*fingerprint).describe(way=True),
+        "what": Fingerprint(*fingerprint).describe(with_algorithm=True),
         "bytes": size_bytes,
         "epoch": epoch,
         "arrivals_us": {f"rank {each.who}": round(each.when - first, 1) for each in came[:_MAX_RANKS]},
@@ -357,7 +343,7 @@ def read_parts(directories: Iterable[Path]) -> TraceParts:
 
 
 def write_trace(path: Path, parts: Sequence[TracePart]) -> TraceSummary:
-    """Writes JSON event by event, so memory use is bounded. Raises UsageError if that fails.
+    """Writes event by event, so memory use is bounded. Raises UsageError if that fails.
 
     A file is replaced only when complete, and readable by its owner only; a pipe gets data at once.
     """

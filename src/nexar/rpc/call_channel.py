@@ -1,7 +1,7 @@
 """The channel of remote calls and answers: a matching without posted receives, and its sender.
 
-It has its own id beside its communicator's, hence its own flows: calls have their own order and credit and never
-wait behind messages that no rank receives. A large message is transferred only if the handler wants it.
+It has its own id, hence its own order and credit: calls never wait behind messages that no rank receives. A large
+message is transferred only if the handler wants it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from nexar.errors import Cancelled, NexarError
 from nexar.group import Group
@@ -21,29 +21,15 @@ from nexar.types import NodeId
 from nexar.wire.frame import Frame, Space
 from nexar.wire.rpc import MAX_BODY_BYTES
 
+if TYPE_CHECKING:
+    from nexar.rpc.remote_calls import RemoteCalls
+
 _BIT: Final = 1 << 63  # communicator ids have 63 bits
 
 
 def call_channel_id(communicator: int) -> int:
     """Channel id of a communicator's calls."""
     return communicator | _BIT
-
-
-class CallHandler(Protocol):
-    """Runs under the node's lock on the driving thread: I/O goes into DeferredIO."""
-
-    def expects(self, source: NodeId, space: int, number: int) -> str | None:
-        """A large message is announced. None: `took` or `missed` follows; otherwise why it is refused."""
-
-    def took(self, source: NodeId, space: int, number: int, body: memoryview) -> None: ...
-
-    def missed(self, source: NodeId, space: int, number: int, error: BaseException) -> None:
-        """An announced message will not come."""
-
-    def lost(self, source: NodeId, error: NexarError) -> None:
-        """Nothing more arrives from this node."""
-
-    def ended(self, error: NexarError) -> None: ...
 
 
 class _AcceptAny(Receive):
@@ -54,9 +40,9 @@ class _AcceptAny(Receive):
 
 
 class CallChannel(Matching):
-    """The calls of one generation. Every method runs under the node's lock."""
+    """Every method runs under the node's lock."""
 
-    def __init__(self, handler: CallHandler, *facts: Any, **members: Any) -> None:
+    def __init__(self, handler: RemoteCalls, *facts: Any, **members: Any) -> None:
         super().__init__(*facts, **members)
         self._handler = handler
 
@@ -125,7 +111,7 @@ _log = logging.getLogger(__name__)
 class CallSender:
     """Sends calls and answers. Any thread; not under the node's lock."""
 
-    def __init__(self, group: Group, handler: CallHandler) -> None:
+    def __init__(self, group: Group, handler: RemoteCalls) -> None:
         self._group = group
         self._handler = handler
         self._communicator: Final = call_channel_id(group.communicator)
@@ -133,9 +119,7 @@ class CallSender:
         self.channel: Matching | None = None
 
     def send(self, node: NodeId, space: int, number: int, row: memoryview, deadline: float) -> Operation:
-        """Opens the link if needed, until the deadline. Do not change a long row until it is sent. Raises if it cannot
-        be sent.
-        """
+        """Opens the link if needed, until the deadline. Do not change a long row until it is sent."""
         group = self._group
         if node != group.node.id:
             link = group.mesh.link(node, deadline)
@@ -149,8 +133,8 @@ class CallSender:
         return FINISHED
 
     def function_ended(self) -> None:
-        """A function ended. If it was the driver, another thread must look for the next call before the progress thread
-        would.
+        """If the function's thread was the driver, another thread must look for the next call before the progress
+        thread would.
         """
         self._group.progress.drive_in_background()
 

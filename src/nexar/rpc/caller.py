@@ -31,7 +31,7 @@ _WITHDRAW: Final = encode(Body(BodyKind.WITHDRAW))
 
 
 class ValueCodec(Protocol):
-    """Serialization of arguments and results."""
+    """Serialization of arguments and results. A protocol because communicator/, a higher layer, implements it."""
 
     def encode(self, value: object, *, pickle: bool) -> Sequence[memoryview]:
         """Raises UsageError."""
@@ -59,7 +59,7 @@ class CallTarget(NamedTuple):
 
 
 class OutstandingCall(Operation):
-    """A call without an answer. Once done without error, `body` holds the answer."""
+    """A call in flight. Once done without error, `body` holds the answer."""
 
     __slots__ = ("_caller", "body", "number", "sent", "target")
 
@@ -80,7 +80,6 @@ class OutstandingCall(Operation):
         return AwaitedPeer(rank=self.target.rank, node=self.target.node, missing="its answer")
 
     def cancel(self) -> None:
-        """The server is informed that nobody waits."""
         self._caller.withdraw(self)
 
 
@@ -155,7 +154,6 @@ class Caller:
         return pending is not None and pending.target.node == source
 
     def answered(self, source: NodeId, number: int, body: memoryview) -> None:
-        """An unexpected answer is dropped."""
         if self.expects(source, number):
             pending = self._pending.pop(number)
             pending.body = body
@@ -166,7 +164,6 @@ class Caller:
             self._pending.pop(number).finish(error)
 
     def communicator_closed(self, source: NodeId, number: int) -> None:
-        """The communicator was closed there before the call arrived."""
         if self.expects(source, number):
             pending = self._pending.pop(number)
             pending.finish(RpcCancelled(**pending.target.facts, reason="the communicator is closed there"))

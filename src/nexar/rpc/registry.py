@@ -23,14 +23,14 @@ class ServedFunction(NamedTuple):
 
 
 class Registry:
-    """Thread-safe: entries are replaced in one step and read without a lock."""
+    """Thread-safe: entries are replaced at once and read without a lock."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, ServedFunction] = {}  # dict methods are atomic
         self._by_number: dict[int, ServedFunction] = {}
 
     def add(self, run: Callable[..., Any], name: Any = None, number: Any = None, *, pickle: bool = False) -> None:
-        """Serve a function, replacing an earlier one. Raises UsageError if it cannot be called or named."""
+        """Replaces an earlier function. Raises UsageError if it cannot be called or named."""
         if not callable(run):
             raise UsageError(f"serve({run!r}): expected a function; give a function, or a name to decorate one with")
         name = _checked_name(name if name is not None else getattr(run, "__name__", None), run)

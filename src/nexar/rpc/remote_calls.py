@@ -8,8 +8,9 @@ from typing import Final
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError
 from nexar.group import Group
+from nexar.links.link import Link
 from nexar.links.matching import Matching
-from nexar.links.router import Notice, NoticeTarget
+from nexar.links.router import Notice
 from nexar.rpc.call_channel import ANSWER, CALL, CallChannel, CallSender, call_channel_id
 from nexar.rpc.caller import Caller, ValueCodec
 from nexar.rpc.registry import Registry
@@ -20,13 +21,11 @@ from nexar.wire.control import CommunicatorClosed
 
 class RemoteCalls:
     """Created with its communicator, so that every call is answered, at least with "unknown function". Starts no thread
-    before the first call.
-
-    Ends with its group; `close` waits for its threads.
+    before the first call. Ends with its group; `close` waits for its threads.
     """
 
     def __init__(self, group: Group, values: ValueCodec, config: Config, registry: Registry | None = None) -> None:
-        """`registry`: functions served from the start, possibly shared."""
+        """`registry`: may be shared."""
         self.timeout: Final = config.rpc_timeout  # default timeout of calls, in seconds
         router = group.router
         self._group = group
@@ -61,7 +60,7 @@ class RemoteCalls:
             self._server.end(f"the communicator was closed there ({error})")
             self._group.router.deferred_io.add(self._end, error)
 
-    def _noticed(self, source: NoticeTarget, notice: Notice) -> None:
+    def _noticed(self, source: Link, notice: Notice) -> None:
         if isinstance(notice, CommunicatorClosed):
             with self._group.router.lock:
                 self.caller.communicator_closed(source.peer, notice.number)
@@ -72,9 +71,10 @@ class RemoteCalls:
         self._server.stop()
         self._group.progress.wake()  # a thread that waits for a call may be the sleeping driver
 
-    # -- Desk: under the node's lock -------------------------------------------------------------------
+    # -- called by the channel under the node's lock, by the driver: I/O goes into DeferredIO -------------
 
     def expects(self, source: NodeId, space: int, number: int) -> str | None:
+        """A large message is announced. None: `took` or `missed` follows; otherwise why it is refused."""
         if space == CALL:
             return self._server.expects(source, number)
         wanted = space == ANSWER and self.caller.expects(source, number)
@@ -87,9 +87,11 @@ class RemoteCalls:
             self.caller.answered(source, number, body)
 
     def missed(self, source: NodeId, space: int, number: int, error: BaseException) -> None:
+        """An announced message will not come."""
         (self._server if space == CALL else self.caller).missed(source, number, error)
 
     def lost(self, source: NodeId, error: NexarError) -> None:
+        """Nothing more arrives from this node."""
         self.caller.lost(source, error)
         self._server.lost(source)
 

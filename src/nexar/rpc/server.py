@@ -1,8 +1,8 @@
 """The serving side: accepts calls, refuses those above the limit, runs functions and answers.
 
-Law: every call that arrives is answered once, unless its caller withdrew it or is gone. A call holds a place from
-its arrival (a large one: its announcement) until its function has ended. The place is free before the answer is
-sent, so a sequential caller never finds its own place taken.
+Invariant: every call that arrives is answered once, unless its caller withdrew it or is gone. A call holds a place from
+its arrival (a large one: its announcement) until its function has ended. The place is free before the answer is sent,
+so a sequential caller never finds its own place taken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPIRED: Final = encode(Body(BodyKind.EXPIRED))
 
 
 class ServedCall:
-    """One call. It holds a place from its arrival to its answer."""
+    """A call, which holds a place until its answer."""
 
     __slots__ = ("_body", "_values", "abandoned", "deadline", "function", "number", "source", "task")
 
@@ -53,11 +53,9 @@ class ServedCall:
 
     @property
     def over(self) -> bool:
-        """Nobody would receive the answer."""
         return self.abandoned or monotonic() >= self.deadline
 
     def run(self) -> Any:
-        """Raises what the function raises."""
         assert self.function is not None
         arguments, named = self._arguments(self.function)
         self._body = self._body._replace(pieces=())
@@ -74,7 +72,6 @@ class ServedCall:
         return arguments, named
 
     def returned(self, value: Any) -> memoryview:
-        """Raises if the result cannot be sent."""
         assert self.function is not None
         pickle = self._body.pickled and self.function.pickle
         pieces = self._values.encode(value, pickle=pickle)
@@ -98,9 +95,8 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """Threads for user functions: the driving thread must never run one.
-
-    They are daemons: a function that never returns must not keep the process alive.
+    """Daemon threads for user functions: the driver must never run one, and a function that never returns must not keep
+    the process alive.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -182,7 +178,7 @@ class AsyncThread:
             self._loop.call_soon_threadsafe(act, *facts)
 
     def start(self, work: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], None]) -> asyncio.Task[T]:
-        """In the loop's thread. Keeps the task until it is done, then calls `ended`."""
+        """Call it in the loop's thread. Keeps the task until it is done, then calls `ended`."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -258,7 +254,7 @@ class Server:
     # -- under the node's lock, on the driving thread ----------------------------------------------------
 
     def expects(self, source: NodeId, number: int) -> str | None:
-        """None: the announced call has a place; otherwise why not."""
+        """Why the announced call has no place, if so."""
         if (source, number) in self._calls:
             return "this call has already arrived"
         if len(self._calls) >= self._limit:
@@ -268,7 +264,6 @@ class Server:
         return None
 
     def called(self, source: NodeId, number: int, row: memoryview) -> None:
-        """A call or a withdrawal."""
         call = self._calls.get((source, number))
         try:
             body = decode(row)
@@ -311,7 +306,7 @@ class Server:
             self._abandon(call)
 
     def end(self, reason: str) -> None:
-        """Answer every waiting caller and cancel what can be cancelled."""
+        """Answers every waiting caller."""
         for call in list(self._calls.values()):
             if not call.abandoned:
                 self._answer(call.source, call.number, cancelled_answer(reason))

@@ -1,7 +1,7 @@
 """The certificate authority of one cluster, provisional credentials, and renewal times.
 
-The authority never sees a node's private key. Validity begins in the past, because clocks differ, and never exceeds
-the authority's own. An exported authority is its private key and its certificate, both PEM.
+The authority never sees a node's private key. Validity begins in the past, because clocks differ, and never exceeds the
+authority's own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CERTIFICATE_LIFETIME: Final = timedelta(days=365)
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
-    """A private key. It stays in this process."""
+    """The key stays in this process."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -77,7 +77,7 @@ class Authority:
         return cls(cluster, key, certificate)
 
     def export(self) -> bytes:
-        """Includes the private key: its reader can admit nodes. Never for the wire."""
+        """PEM, with the private key: its reader can admit nodes. Never for the wire."""
         return _key_pem(self._key) + self.certificate_pem
 
     @property
@@ -87,8 +87,8 @@ class Authority:
     def issue(
         self, node: NodeId, public_key: CertificatePublicKeyTypes, lifetime: timedelta = CERTIFICATE_LIFETIME
     ) -> x509.Certificate:
-        """Certify the key of `node` for both ends of a connection, no longer than the authority is valid. Raises
-        UsageError if that has expired.
+        """Certify a node's key for both ends of a connection, no longer than the authority is valid. Raises UsageError
+        if that has expired.
         """
         lifetime = min(lifetime, self._time_left())
         name = node_name(node, self.cluster)
@@ -103,7 +103,6 @@ class Authority:
         return unsigned.sign(self._key, hashes.SHA256())
 
     def admit(self, node: NodeId) -> Credentials:
-        """Credentials for a node in this process."""
         key = make_key()
         return make_credentials(node, self.cluster, key, self.issue(node, key.public_key()))
 
@@ -190,9 +189,8 @@ _NO_CLUSTER: Final = "provisional"
 
 
 def provisional_credentials(node: NodeId) -> Credentials:
-    """Credentials that nobody trusts. A node must listen before it joins, and listening needs a certificate.
-
-    Their authority is discarded after signing. The node replaces them on the same endpoint, with another key.
+    """Credentials that nobody trusts, for listening before joining. Their authority is discarded. The node replaces
+    them on the same endpoint, with another key.
     """
     return Authority.create(_NO_CLUSTER).admit(node)
 
@@ -212,9 +210,8 @@ def read_validity(certificate: bytes) -> tuple[datetime, datetime]:
 
 
 def renew_at(not_before: datetime, not_after: datetime, now: datetime, spread: float) -> datetime:
-    """When to request the next certificate. `spread`, 0 (latest) to 1 (earliest), is drawn once per node.
-
-    Raises UsageError for a spread outside 0..1.
+    """When to request the next certificate. `spread`, 0 (latest) to 1 (earliest), is drawn once per node. Raises
+    UsageError for another.
     """
     if not 0.0 <= spread <= 1.0:
         raise UsageError(f"the spread {spread} is outside 0 to 1")

@@ -1,10 +1,10 @@
 """Credentials, certificate identities and signing requests. The TLS handshake verifies trust, not this module.
 
-A node's certificate names it once, as the DNS name `<node as 16 hex digits>.<cluster>.nexar`. Its *fingerprint* is
-the SHA-256 of its public key (SubjectPublicKeyInfo, DER). A renewal keeps it, so memberships pin it.
+A node's certificate names it once, as the DNS name `<node as 16 hex digits>.<cluster>.nexar`. Its *fingerprint* is the
+SHA-256 of its public key. A renewal keeps it, so memberships pin it.
 
-A signing request is PKCS #10, DER. Its signature proves possession of the key and its node id the intent: nobody can
-have another node's key certified under an own id. The authority sets everything else.
+A signing request is PKCS #10, DER. Its signature proves possession of the key, and its node id the intent: nobody can
+have another node's key certified under an own id.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """`authorities` are PEM. With `allow_anonymous`, carriers of clients without a certificate are marked
-    unverified.
-    """
+    """`authorities` are PEM. `allow_anonymous`: carriers of clients without a certificate are unverified."""
 
     authorities: bytes
     allow_anonymous: bool = False
@@ -85,7 +83,7 @@ def node_name(node: NodeId, cluster: str) -> str:
 
 
 def check_cluster(cluster: str) -> str:
-    """Raises UsageError if `cluster` cannot be part of a name."""
+    """Raises UsageError if it cannot be part of a name."""
     if not _CLUSTER.fullmatch(cluster):
         raise UsageError(
             f"{cluster!r} cannot name a cluster; take 1 to {MAX_CLUSTER_CHARACTERS} of a-z, 0-9 and inner hyphens"
@@ -171,7 +169,7 @@ def make_request(node: NodeId, key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_request(request: bytes, node: NodeId) -> RequestedKey:
-    """The public key that `node` wants certified: P-256, P-384 or Ed25519. Raises CertificateRequestRefused."""
+    """The key that `node` wants certified: P-256, P-384 or Ed25519. Raises CertificateRequestRefused."""
     if len(request) > MAX_REQUEST_BYTES:
         raise CertificateRequestRefused(f"it has {len(request)} bytes, more than {MAX_REQUEST_BYTES}")
     try:

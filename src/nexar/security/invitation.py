@@ -1,8 +1,7 @@
 """Invitations from tickets and tokens, and the text format of tickets. Pure.
 
-A ticket carries the seed's addresses, a secret and the fingerprint of the seed's key. A token is a text chosen
-before a seed exists: its holder needs the addresses separately, and only the proof (`proof`) shows the seed's
-identity.
+A ticket carries the seed's addresses, a secret and the fingerprint of the seed's key. A token is a text chosen before
+a seed exists: its holder needs the addresses separately, and only `proof` shows the seed's identity.
 
     nexar1_ … base32, lower case, without padding …
       │        size       2 bytes   of all this, itself and the checksum included
@@ -12,9 +11,7 @@ identity.
       │        checksum    4 bytes  CRC-32 of all before it
     format
 
-A double click selects all of it, no shell interprets it, and case does not matter. There is one text per invitation:
-any other text is refused.
-
+A double click selects all of it, and no shell interprets it. There is one text per invitation: any other is refused.
 No error quotes any part of the text: a mistyped ticket is still a secret.
 """
 
@@ -66,8 +63,8 @@ class Invitation:
 
 
 def invitation_from_token(token: str, addresses: Sequence[str]) -> Invitation:
-    """The same trimmed token gives the same secret everywhere. Raises UsageError, without quoting it, if it cannot hold
-    128 bits.
+    """A trimmed token gives the same secret everywhere. Raises UsageError, without quoting it, if it cannot hold 128
+    bits.
     """
     try:
         accepted = Token().accept(token)
@@ -102,7 +99,7 @@ def make_secret() -> bytes:
 
 
 def format_ticket(invitation: Invitation) -> str:
-    """Raises UsageError without the seed's fingerprint: a ticket always pins the key."""
+    """Raises UsageError without the seed's fingerprint: a ticket pins the key."""
     if invitation.fingerprint is None:
         raise UsageError("a ticket needs the fingerprint of the seed's key; an invitation from a token has none")
     addresses = b"".join(bytes([len(address)]) + address.encode("ascii") for address in invitation.addresses)

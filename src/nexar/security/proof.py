@@ -5,17 +5,13 @@
 `certificate` is the one the seed's side shows on this connection, as each side sees it. The seed proves first; the
 other side answers only after checking that. If nobody can guess the secret, this prevents:
 
-- *Eavesdropping.* The secret is the MAC key and is never sent. Offline guessing remains, since every client receives
-  a seed's proof: therefore weak tokens are refused.
+- *Eavesdropping.* The secret is never sent. Offline guessing remains, since every client receives a seed's proof:
+  therefore weak tokens are refused.
 - *Replay.* Each side draws a new nonce per connection and both are in every proof.
-- *Relay.* A man in the middle terminates the candidate's TLS with its own certificate, because showing the seed's
-  takes the seed's private key. A forwarded seed's proof fails: it covers the seed's certificate. The candidate then
-  stops and has sent nothing that depends on the secret. Once the seed's proof holds, the connection ends at the
-  seed.
-- *Reflection.* The prover's role is in the proof. Nobody proves as a seed for a certificate whose key it does not
-  hold.
-- *Ambiguity.* Every part is preceded by its length, in one order, so different parts give different bytes. The
-  label separates proofs from other uses of the secret.
+- *Relay.* A man in the middle must show its own certificate, so a forwarded proof, which covers the seed's, fails. The
+  candidate has then sent nothing that depends on the secret.
+- *Reflection.* The prover's role is in the proof.
+- *Ambiguity.* Every part is preceded by its length. The label separates proofs from other uses of the secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Private files: only the owner can read them, and readers see the old or the new content, never a part.
-
-A new file with its final mode is written in the same directory and renamed atomically.
-"""
+"""Private files: only the owner can read them, and readers see the old or the new content, never a part."""
 
 from __future__ import annotations
 
@@ -59,9 +56,8 @@ def read_secret_file(path: Path) -> bytes:
 
 
 def check_directory(directory: Path) -> None:
-    """Raises UsageError with the remedy if others can put files into the directory, or own it (root may).
-
-    A missing directory passes: it will be created for its owner alone.
+    """Raises UsageError with the remedy if others can put files into the directory, or own it (root may). A missing
+    directory passes.
     """
     try:
         status = directory.stat()

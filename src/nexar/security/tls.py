@@ -1,7 +1,5 @@
-"""TLS contexts for `ssl`: TLS 1.3 only, no resumption, certificates on both sides.
-
-A server rejects a client without a certificate unless anonymous candidates are allowed, and always rejects a bad
-one.
+"""TLS contexts for `ssl`: TLS 1.3 only, no resumption, certificates on both sides. Only `Trust.allow_anonymous` permits
+a client without one.
 
 `ssl` loads private keys from files only, so the key is in a memfd or a private file, for one call.
 """

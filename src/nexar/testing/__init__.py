@@ -1,4 +1,4 @@
-"""Test tools: a virtual clock and injected faults. Nothing else in nexar imports them."""
+"""Injected faults and a virtual clock for tests on the memory transport. Nothing else in nexar imports this package."""
 
 from nexar.testing.faults import (
     DoubleDial,

@@ -1,4 +1,4 @@
-"""Faults on a memory network.
+"""Injects faults into a memory network.
 
     faults = Faults(network, LinkDelay(0.2), LinkCut(source=1, destination=2, after_frames=10))
     faults.add(*partition({1, 2}, {3}))
@@ -18,7 +18,7 @@ from nexar.transport.memory import DeliveryFault, Direction, MemoryNetwork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Acts on one direction."""
+    """A fault on one direction between two nodes."""
 
     source: int | None = None
     destination: int | None = None
@@ -40,7 +40,7 @@ class _Counted(Fault):
     after_payload_bytes: int = 0
 
     def is_due(self, frames: int, payload_bytes: int) -> bool:
-        """Whether enough has passed."""
+        """Whether enough frames and bytes have passed."""
         return frames >= self.after_frames and payload_bytes >= self.after_payload_bytes
 
 
@@ -83,7 +83,7 @@ def partition(one: Collection[int], other: Collection[int]) -> list[Fault]:
 
 
 class Faults:
-    """The fault model of a network. Thread-safe."""
+    """The fault model of a network. Any thread may call its methods."""
 
     def __init__(self, network: MemoryNetwork, *faults: Fault) -> None:
         self._network = network
@@ -98,7 +98,7 @@ class Faults:
         self._replace(tuple(fault for fault in self._faults if fault not in faults))
 
     def clear(self) -> None:
-        """Held frames are delivered."""
+        """Ends all faults; held frames are delivered."""
         self._replace(())
 
     def delay(self, direction: Direction) -> float:
@@ -106,7 +106,7 @@ class Faults:
             fault.seconds for fault in self._faults if isinstance(fault, LinkDelay) and fault.concerns(direction)
         )
 
-    def judge(self, direction: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
+    def decide(self, direction: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
         """A cut takes precedence over a stall."""
         outcome = DeliveryFault.PASS
         for fault in self._faults:
@@ -120,7 +120,7 @@ class Faults:
                 outcome = DeliveryFault.HOLD
         return outcome
 
-    def judge_dial(self, direction: Direction) -> DeliveryFault:
+    def decide_dial(self, direction: Direction) -> DeliveryFault:
         """The first fault that concerns dials decides."""
         outcomes = (
             _DIALS[type(fault)] for fault in self._faults if type(fault) in _DIALS and fault.concerns(direction)

@@ -1,4 +1,4 @@
-"""A clock that tests advance."""
+"""A clock that a test advances."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class VirtualClock:
         return self._now
 
     def at(self, when: float, callback: Callable[[], None]) -> None:
-        """A past time means the next advance."""
+        """Calls `callback` when the clock reaches `when`; a past time means the next advance."""
         with self._lock:
             heapq.heappush(self._scheduled, (when, next(self._ties), callback))
 
     def on_advance(self, watcher: Callable[[], None]) -> None:
-        """After every change of the time, for example `MemoryNetwork.changed`."""
+        """Calls `watcher`, for example `MemoryNetwork.changed`, after every change of the time."""
         self._watchers = (*self._watchers, watcher)
 
     def advance(self, seconds: float) -> None:
@@ -42,12 +42,12 @@ class VirtualClock:
             end = self._now + seconds
             while (callback := self._step_to(end)) is not None:
                 callback()
-                self._tell()
+                self._notify()
             self._now = end
-            self._tell()
+            self._notify()
 
     def advance_to_next(self) -> bool:
-        """False if nothing is scheduled."""
+        """Advances to the next scheduled time. Returns False if nothing is scheduled."""
         with self._lock:
             when = self._scheduled[0][0] if self._scheduled else None
         if when is not None:
@@ -62,6 +62,6 @@ class VirtualClock:
         self._now = max(self._now, when)
         return callback
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for watcher in self._watchers:
             watcher()

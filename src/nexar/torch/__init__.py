@@ -1,8 +1,8 @@
 """The torch.distributed backend "nexar". `init_process_group("nexar")` works without importing this package.
 
 - `adopt(communicator)` makes torch's default group use your communicator, for elastic training.
-- `communicator_of(group)` returns the communicator of a group.
-- `CompressedGradients`, `compress` are a DDP communication hook.
+- `communicator_of(group)` returns a group's communicator.
+- `CompressedGradients`, `compress`: a DDP communication hook.
 """
 
 from nexar.torch.creation import adopt, communicator_of

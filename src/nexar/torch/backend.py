@@ -1,10 +1,10 @@
 """The backend for torch 2.14 and later, which torch's own process group calls.
 
-torch wraps a Python work object in a C++ holder that forwards only `wait` and `get_future`. So completion and source of
-a holder are read from the future.
+torch wraps a Python work object in a C++ holder that forwards only `wait` and `get_future`, so completion and source
+are read from the future.
 
 From torch 2.15 on, torch's flight recorder logs every call of an unknown backend, 9 of 20 µs of an all_reduce, but
-never learns that it ended. The communicator records the same, so torch's recording is switched off.
+never its end. The communicator records calls itself, so torch's recording is switched off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nexar.torch.tensors import ReceivedTensors
 
 
 def patch_holder(name: str) -> None:
-    """Patches torch's Work once per process, and excludes `name` from its flight recorder."""
+    """Patches torch's Work once per process; excludes `name` from its flight recorder."""
     if not hasattr(Work, _MARK):
         _patch(Work.is_completed, Work._source_rank)
         setattr(Work, _MARK, True)
@@ -68,7 +68,7 @@ _wrapped: set[NexarBackend] = set()
 
 
 def opened(communicator: Communicator, timeout: float, shared_node: SharedNode, options: Any) -> Any:
-    """A backend, or a whole process group named nexar if no other backend serves the group."""
+    """A backend, or a process group named nexar if no other backend serves the group."""
     patch_holder(NAME)
     backend = NexarBackend(communicator, timeout, shared_node)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
@@ -77,7 +77,7 @@ def opened(communicator: Communicator, timeout: float, shared_node: SharedNode, 
 
 
 def _is_alone(options: Any) -> bool:
-    """Whether nexar alone serves this group. Then torch asks it first, for the CPU. In DETAIL debug mode torch inserts
+    """Whether nexar alone serves this group; then torch asks it first, for the CPU. In DETAIL mode torch inserts
     checks.
     """
     if options.process_group is None:  # created by other code than torch
@@ -98,7 +98,7 @@ def _is_for_cpu(options: Any) -> bool:
 
 
 class NexarGroup(ProcessGroup):
-    """torch's process group under our name; torch would name it "custom"."""
+    """torch's process group under our name; torch calls it "custom"."""
 
     def __init__(self, backend: NexarBackend, options: Any) -> None:
         super().__init__(options.process_group.get_group_store(), options.group_rank, options.group_size)
@@ -111,7 +111,7 @@ class NexarGroup(ProcessGroup):
 
 
 class NexarBackend(GroupCalls, Backend):
-    """One group of ranks. Overrides every property: the base class would call back into Python."""
+    """One group of ranks. Overrides every property, because the base class would call back into Python."""
 
     def __init__(self, communicator: Communicator, timeout: float, shared_node: SharedNode) -> None:
         Backend.__init__(self, communicator.rank, communicator.size)
@@ -154,20 +154,19 @@ class NexarBackend(GroupCalls, Backend):
         return NAME
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: sequence numbers start at 0 on every rank."""
+        """Sequence numbers start at 0 on every rank."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number()
 
     def shutdown(self) -> None:
-        """Idempotent."""
         super().shutdown()
         _wrapped.discard(self)
 
     # -- other groups ------------------------------------------------------------------------------------
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """Nothing to do: links are open already."""
+        """Links are open already."""
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any = None) -> NexarBackend:
         """All these ranks call it."""

@@ -1,4 +1,4 @@
-"""The calls that torch makes on a process group, and the nodes that groups share."""
+"""torch's calls on a process group, and the nodes that groups share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from nexar.types import ANY_SOURCE
 
 
 class SharedNode:
-    """One node and the groups that use it. The last group to end leaves: torch ends a shrunk default group while its
-    successor uses the node.
+    """One node and its groups. The last group to end leaves it: torch ends a shrunk default group while its successor
+    uses the node.
     """
 
     def __init__(self, world: Communicator, leave: Callable[[], None]) -> None:
-        """`leave` ends the node, unless the user owns it."""
         self._world = world
         self._leave = leave
         self._lock = threading.Lock()
@@ -42,11 +41,10 @@ class SharedNode:
         self._departures.open()
 
     def hand_over(self, leave_group: Callable[[], None]) -> None:
-        """Ends a dropped group in another thread. Never blocks and takes no lock, so a finalizer may call it."""
+        """Ends a dropped group in another thread. Never blocks and takes no lock: a finalizer may call it."""
         self._departures.hand_over(leave_group)
 
     def end(self, communicator: Communicator) -> None:
-        """Idempotent."""
         with self._lock:
             if communicator not in self._communicators:
                 return
@@ -80,15 +78,12 @@ AnyWork = DoneWork | PendingWork
 
 
 class GroupCalls:
-    """What torch calls on a process group. Synchronous collectives run in the calling thread; all others in the
-    background.
+    """torch's calls on a process group. Synchronous collectives run in the calling thread; others in the background.
 
-    A group dropped without `shutdown` leaves in a thread of its node: the garbage collector may drop it where leaving
-    would deadlock.
+    A group dropped without `shutdown` leaves in a thread: leaving in the garbage collector could deadlock.
     """
 
     def begin(self, communicator: Communicator, timeout: float, shared_node: SharedNode) -> None:
-        """`timeout`: for calls without their own."""
         self.communicator = communicator
         self._set_default_timeout(timeout)
         self._shared_node = shared_node
@@ -110,10 +105,10 @@ class GroupCalls:
 
     def _run_blocking(self, plan: TorchPlan, timeout: float | None) -> DoneWork:
         self._sequence += 1
-        for verb, arguments, settings, finish in plan.steps:
+        for method, arguments, settings, finish in plan.steps:
             if timeout is not None:
                 settings = {**settings, "timeout": timeout}  # noqa: PLW2901
-            result = getattr(self.communicator, verb)(*arguments, **settings)
+            result = getattr(self.communicator, method)(*arguments, **settings)
             if finish is not None:
                 finish(result)
         return DoneWork(plan.result, self._sequence)
@@ -121,12 +116,12 @@ class GroupCalls:
     def _in_background(self, plan: TorchPlan, timeout: float | None) -> PendingWork:
         self._sequence += 1
         requests = []
-        for verb, arguments, settings, finish in plan.steps:
+        for method, arguments, settings, finish in plan.steps:
             if timeout is not None:
                 settings = {**settings, "timeout": timeout}  # noqa: PLW2901
             start = self.communicator.start
             start = start if finish is None else start.finishing(finish)
-            request = getattr(start, verb)(*arguments, **settings)
+            request = getattr(start, method)(*arguments, **settings)
             self._keep(request)
             requests.append(request)
         return PendingWork(requests, plan.result, self._sequence, self._completion)
@@ -140,7 +135,7 @@ class GroupCalls:
         self._default_timeout = None if timeout == self.communicator.config.collective_timeout else timeout
 
     def _seconds(self, opts: Any) -> float | None:
-        """None: that of the communicator. torch uses a negative one for "not set"."""
+        """None: the communicator's. torch's negative timeout means "not set"."""
         given = getattr(opts, "timeout", None)
         if given is None or given.days < 0 or not given:
             return self._default_timeout
@@ -220,11 +215,11 @@ class GroupCalls:
         return self._perform(translation.all_to_all_single(output, given, output_sizes, input_sizes, size), opts)
 
     def barrier(self, opts: Any = None) -> AnyWork:
-        return self._perform(TorchPlan("barrier", [translation.Verb("barrier")], []), opts)
+        return self._perform(TorchPlan([translation.PlanStep("barrier")], []), opts)
 
     def monitored_barrier(self, opts: Any, wait_all: bool = False) -> None:
         """CollectiveTimeout names all missing ranks, whatever `wait_all` is."""
-        self._run_blocking(TorchPlan("barrier", [translation.Verb("barrier")], []), self._seconds(opts))
+        self._run_blocking(TorchPlan([translation.PlanStep("barrier")], []), self._seconds(opts))
 
     # Names before torch 2.15; C++ may call either.
     _allgather_base = all_gather_single
@@ -237,7 +232,6 @@ class GroupCalls:
     def average_compressed(
         self, tensor: torch.Tensor, compressor: Compressor, residual: torch.Tensor | None
     ) -> PendingWork:
-        """For `ddp_hooks.compress`."""
         return self._in_background(translation.average_compressed(tensor, compressor, residual), self._seconds(None))
 
     # -- messages ----------------------------------------------------------------------------------------
@@ -261,26 +255,24 @@ class GroupCalls:
         return self._sequence
 
     def abort(self) -> None:
-        """Cancels all calls in flight and leaves."""
         for request in list(self._requests):
             request.cancel()
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Idempotent."""
         self._when_dropped.detach()
         self._leave_group()
 
 
 def _leave(communicator: Communicator, shared_node: SharedNode, completion: CompletionThreads) -> None:
-    """Ends a group; idempotent. It must not refer to the group, or that would never be dropped."""
+    """Idempotent. Must not refer to the group, which would never be dropped."""
     NODES.forget(communicator)
     shared_node.end(communicator)
     completion.close()
 
 
 def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> GroupCalls:
-    """Of a group (None: the default one). Raises UsageError if nexar does not serve it."""
+    """Of a group (None: the default one). UsageError if nexar does not serve it."""
     whole = dist.group.WORLD if group is None else group
     if isinstance(whole, GroupCalls):
         return whole
@@ -294,14 +286,12 @@ def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> GroupCall
 
 
 def subgroup_of(communicator: Communicator, ranks: Sequence[int], timeout: float | None = None) -> Communicator | None:
-    """None if this rank is not in it. All these ranks call it with the same list."""
+    """None if this rank is not in it. All these ranks must call it."""
     return communicator.group([int(rank) for rank in ranks], timeout=timeout)
 
 
 def remaining_of(communicator: Communicator, ranks: Sequence[int]) -> Communicator:
-    """Without these ranks, which may be lost; all others call it with the same list. Raises UsageError if this rank is
-    excluded.
-    """
+    """Without these ranks, which may be lost; all others must call it. UsageError if this rank is excluded."""
     excluded = set(ranks)
     if communicator.rank in excluded:
         raise UsageError(f"rank {communicator.rank} asked for a group without itself; only those that stay may ask")

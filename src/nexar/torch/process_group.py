@@ -23,7 +23,7 @@ class NexarProcessGroup(GroupCalls, ProcessGroup):
         self._description = ""
 
     def allreduce(self, tensors: Any, opts: Any = None) -> AnyWork:
-        """One tensor or several, with options, an operation or neither: DDP hooks call it like torch's own."""
+        """One tensor or several, with options, an operation or neither, as DDP hooks call it."""
         given = opts if isinstance(opts, AllreduceOptions) else AllreduceOptions()
         if opts is not None and given is not opts:
             given.reduceOp = opts
@@ -51,7 +51,7 @@ class NexarProcessGroup(GroupCalls, ProcessGroup):
         self._description = description
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: sequence numbers start at 0 on every rank."""
+        """Sequence numbers start at 0 on every rank."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number()

@@ -27,7 +27,8 @@ _PLAIN: Final = {
                   torch.uint8, torch.bool, torch.complex64, torch.complex128)
 }  # fmt: skip
 """Types that NumPy has too, the common case."""
-_FOREIGN: Final = frozenset({torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
+_FOREIGN: Final = frozenset(getattr(torch, name) for name in torch_tensors.FOREIGN)
+"""Types that only torch and ml_dtypes have."""
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types, by element size, for elements that no array type represents."""
 
@@ -39,7 +40,7 @@ class ReceivedTensors(list[Any]):
 
 
 def values(tensor: torch.Tensor) -> Array:
-    """An array in the tensor's memory, to reduce. Raises UsageError."""
+    """An array in the tensor's memory, to reduce. UsageError."""
     dtype = _PLAIN.get(tensor.dtype)
     if dtype is not None and tensor.is_cpu and tensor.layout is torch.strided and not _is_lazy(tensor):
         return torch_tensors.array_in_memory(tensor, dtype)
@@ -48,7 +49,7 @@ def values(tensor: torch.Tensor) -> Array:
 
 
 def content(tensor: torch.Tensor) -> Array:
-    """As `values`, to move: types that no array has become integers."""
+    """As `values`, to move: types that arrays lack become integers."""
     if tensor.dtype in _PLAIN or tensor.dtype in _FOREIGN:
         return values(tensor)
     _refuse_sparse(tensor)
@@ -56,7 +57,7 @@ def content(tensor: torch.Tensor) -> Array:
 
 
 def to_fill(tensor: torch.Tensor) -> Array:
-    """As `content`, for output. Raises UsageError if elements share memory (as after `expand`)."""
+    """As `content`, for output. UsageError if elements share memory (as after `expand`)."""
     if not tensor.is_contiguous() and any(
         step == 0 < length - 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
     ):
@@ -78,7 +79,7 @@ def flat(array: Array) -> Array:
 
 
 def pieces(array: Array) -> Sequence[Array]:
-    """Consecutive views of a long contiguous device tensor; equal on all ranks with as many elements."""
+    """Consecutive views of a long contiguous device tensor; equal on ranks with as many elements."""
     if isinstance(array, np.ndarray) or array.nbytes < 2 * PIECE_BYTES or not array.is_contiguous():
         return (array,)
     return tuple(array.reshape(-1).split(PIECE_BYTES // array.element_size()))
@@ -91,7 +92,7 @@ def concatenate(arrays: Sequence[Array]) -> Array:
 
 
 def copy_parts(parts: Sequence[Any], into: Sequence[Any]) -> None:
-    """Copies each part into its array. Raises UsageError if one does not fit."""
+    """Copies each part into its array. UsageError if one does not fit."""
     for rank, (part, target) in enumerate(zip(parts, into, strict=True)):
         if count(part) != count(target) or part.dtype != target.dtype:
             raise UsageError(
@@ -129,7 +130,7 @@ def on_stream(array: Any, finish: Callable[[Any], object]) -> Callable[[Any], ob
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether the memory holds conjugates or negatives of the values."""
+    """The memory holds conjugates or negatives of the values."""
     return bool(tensor.is_conj() or tensor.is_neg())
 
 

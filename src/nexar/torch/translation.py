@@ -1,7 +1,7 @@
 """Translates torch's calls to plans of communicator calls.
 
-Only this module knows torch's lists, lists of lists and options. The event loop runs a step's `finish`, which processes
-its result, before the step counts as done.
+Only this module knows torch's lists, lists of lists and options. The event loop runs a step's `finish` on its result
+before the step counts as done.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KNOWN: Final = tuple((op, TorchReduction(name)) for op, name in _NAMES)
 
 
 def reduction_of(op: Any) -> TorchReduction:
-    """Raises UsageError for an unsupported one."""
+    """UsageError for an unsupported one."""
     for known, reduction in _KNOWN:
         if op == known:
             return reduction
@@ -74,10 +74,11 @@ def averages_integers(reduction: TorchReduction, tensor: torch.Tensor) -> bool:
 Tensors = Sequence[torch.Tensor]
 
 
-class Verb(NamedTuple):
+class PlanStep(NamedTuple):
     """One communicator call."""
 
-    verb: str
+    method: str
+    """Of the communicator, and of its `start`."""
     arguments: tuple[Any, ...] = ()
     settings: dict[str, Any] = {}  # noqa: RUF012  # nothing writes to it
     finish: Callable[[Any], object] | None = None
@@ -86,8 +87,7 @@ class Verb(NamedTuple):
 class TorchPlan(NamedTuple):
     """One torch call, and the tensors that hold its result."""
 
-    name: str
-    steps: Sequence[Verb]
+    steps: Sequence[PlanStep]
     result: Any
 
 
@@ -98,7 +98,7 @@ def all_reduce(tensors: Tensors, op: Any, size: int) -> TorchPlan:
     """In place."""
     reduction = reduction_of(op)
     steps = [_reduced(_scaled(each, reduction), *_performed(reduction, each, each, size)) for each in tensors]
-    return TorchPlan("all_reduce", steps, tensors)
+    return TorchPlan(steps, tensors)
 
 
 def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> TorchPlan:
@@ -111,20 +111,20 @@ def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> TorchPlan:
         arrays = [_scaled(each, reduction) for each in some]
         name, _ = _performed(reduction, some[0], some[0], size)
         finish = on_stream(arrays[0], partial(_divide_all, arrays, size)) if some is integers else None
-        steps.append(Verb("all_reduce_bucketed", (arrays, name), {}, finish))
-    return TorchPlan("all_reduce_coalesced", steps, tensors)
+        steps.append(PlanStep("all_reduce_bucketed", (arrays, name), {}, finish))
+    return TorchPlan(steps, tensors)
 
 
 def average_compressed(tensor: torch.Tensor, compressor: Compressor, residual: torch.Tensor | None) -> TorchPlan:
     """In place; the result is the tensor itself."""
     left = None if residual is None else values(residual)
-    step = Verb("all_reduce_compressed", (values(tensor), compressor), {"residual": left, "op": "avg"})
-    return TorchPlan("average_compressed", [step], tensor)
+    step = PlanStep("all_reduce_compressed", (values(tensor), compressor), {"residual": left, "op": "avg"})
+    return TorchPlan([step], tensor)
 
 
 def broadcast(tensors: Tensors, root: int) -> TorchPlan:
     """In place."""
-    return TorchPlan("broadcast", [Verb("broadcast", (content(each), root)) for each in tensors], tensors)
+    return TorchPlan([PlanStep("broadcast", (content(each), root)) for each in tensors], tensors)
 
 
 def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) -> TorchPlan:
@@ -133,8 +133,8 @@ def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) ->
     steps = []
     for each in tensors:
         name, finish = _performed(reduction, each, each, size)
-        steps.append(Verb("reduce", (_scaled(each, reduction), name, root), {}, finish if at_root else None))
-    return TorchPlan("reduce", steps, tensors)
+        steps.append(PlanStep("reduce", (_scaled(each, reduction), name, root), {}, finish if at_root else None))
+    return TorchPlan(steps, tensors)
 
 
 # -- gather --------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def all_gather(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> TorchP
     for target in outputs:
         _check_length("all_gather", "the output list", target, size)
     steps = [_gathered(target, each) for target, each in zip(outputs, inputs, strict=True)]
-    return TorchPlan("all_gather", steps, outputs)
+    return TorchPlan(steps, outputs)
 
 
 def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> TorchPlan:
@@ -158,18 +158,16 @@ def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors, size: int)
                 "give as many in each"
             )
     targets = [[outputs[rank][place] for rank in range(size)] for place in range(len(inputs))]
-    return TorchPlan(
-        "all_gather_coalesced", [_gathered(target, each) for target, each in zip(targets, inputs, strict=True)], outputs
-    )
+    return TorchPlan([_gathered(target, each) for target, each in zip(targets, inputs, strict=True)], outputs)
 
 
 def all_gather_single(outputs: Tensors, inputs: Tensors) -> TorchPlan:
     """Each output receives all ranks' inputs."""
     steps = [
-        Verb("all_gather", (content(each),), {"out": to_fill(target)})
+        PlanStep("all_gather", (content(each),), {"out": to_fill(target)})
         for target, each in zip(outputs, inputs, strict=True)
     ]
-    return TorchPlan("all_gather_single", steps, outputs)
+    return TorchPlan(steps, outputs)
 
 
 def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) -> TorchPlan:
@@ -180,14 +178,14 @@ def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) ->
     for place, each in enumerate(inputs):
         target = [to_fill(tensor) for tensor in outputs[place]] if outputs else None
         finish = None if target is None else on_stream(target[0], partial(_spread, target))
-        steps.append(Verb("gather", (content(each), root), {}, finish))
-    return TorchPlan("gather", steps, outputs)
+        steps.append(PlanStep("gather", (content(each), root), {}, finish))
+    return TorchPlan(steps, outputs)
 
 
 def gather_single(output: torch.Tensor, given: torch.Tensor, root: int, *, at_root: bool) -> TorchPlan:
     """Into one tensor at the root."""
     settings = {"out": to_fill(output)} if at_root else {}
-    return TorchPlan("gather_single", [Verb("gather", (content(given), root), settings)], [output])
+    return TorchPlan([PlanStep("gather", (content(given), root), settings)], [output])
 
 
 # -- scatter -------------------------------------------------------------------------------------------------------
@@ -200,8 +198,8 @@ def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int, size: int) -
     steps = []
     for place, target in enumerate(outputs):
         blocks = _equal_blocks([content(tensor) for tensor in inputs[place]]) if inputs else None
-        steps.append(Verb("scatter", (blocks, root), {"out": to_fill(target)}))
-    return TorchPlan("scatter", steps, outputs)
+        steps.append(PlanStep("scatter", (blocks, root), {"out": to_fill(target)}))
+    return TorchPlan(steps, outputs)
 
 
 def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: int) -> TorchPlan:
@@ -215,10 +213,10 @@ def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: i
         name, finish = _performed(reduction, parts[0], target, size)
         settings: dict[str, Any] = {"op": name, "out": values(target)}
         if len(set(counts)) == 1:
-            steps.append(Verb("reduce_scatter", (concatenate(arrays),), settings, finish))
+            steps.append(PlanStep("reduce_scatter", (concatenate(arrays),), settings, finish))
         else:
-            steps.append(Verb("reduce_scatter_v", (concatenate(arrays), counts), settings, finish))
-    return TorchPlan("reduce_scatter", steps, outputs)
+            steps.append(PlanStep("reduce_scatter_v", (concatenate(arrays), counts), settings, finish))
+    return TorchPlan(steps, outputs)
 
 
 def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int) -> TorchPlan:
@@ -228,8 +226,8 @@ def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int)
     for target, each in zip(outputs, inputs, strict=True):
         array = flat(_fresh(each, reduction))
         name, finish = _performed(reduction, each, target, size)
-        steps.append(Verb("reduce_scatter", (array,), {"op": name, "out": values(target)}, finish))
-    return TorchPlan("reduce_scatter_single", steps, outputs)
+        steps.append(PlanStep("reduce_scatter", (array,), {"op": name, "out": values(target)}, finish))
+    return TorchPlan(steps, outputs)
 
 
 # -- all to all ----------------------------------------------------------------------------------------------------
@@ -241,8 +239,8 @@ def all_to_all(outputs: Tensors, inputs: Tensors, size: int) -> TorchPlan:
     _check_length("all_to_all", "the input list", inputs, size)
     target = [to_fill(each) for each in outputs]
     finish = on_stream(target[0], partial(copy_parts, into=target))
-    step = Verb("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
-    return TorchPlan("all_to_all", [step], outputs)
+    step = PlanStep("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
+    return TorchPlan([step], outputs)
 
 
 def all_to_all_single(
@@ -251,12 +249,12 @@ def all_to_all_single(
     """Splits along the first dimension, equally without sizes."""
     source, target = content(given), to_fill(output)
     if not output_sizes and not input_sizes:
-        step = Verb("all_to_all", (source,), {"out": target})
-        return TorchPlan("all_to_all_single", [step], [output])
+        step = PlanStep("all_to_all", (source,), {"out": target})
+        return TorchPlan([step], [output])
     parts = _cut(source, input_sizes, size, "input")
     finish = partial(copy_parts, into=_cut(target, output_sizes, size, "output"))
-    step = Verb("all_to_all_v", (parts,), {}, on_stream(target, finish))
-    return TorchPlan("all_to_all_single", [step], [output])
+    step = PlanStep("all_to_all_v", (parts,), {}, on_stream(target, finish))
+    return TorchPlan([step], [output])
 
 
 # -- messages ------------------------------------------------------------------------------------------------------
@@ -264,7 +262,7 @@ def all_to_all_single(
 
 def send(tensors: Tensors, rank: int, tag: int) -> TorchPlan:
     """One tensor."""
-    return TorchPlan("send", [Verb("send", (content(_only(tensors)), rank, tag))], tensors)
+    return TorchPlan([PlanStep("send", (content(_only(tensors)), rank, tag))], tensors)
 
 
 def recv(tensors: Tensors, rank: int, tag: int) -> TorchPlan:
@@ -275,7 +273,7 @@ def recv(tensors: Tensors, rank: int, tag: int) -> TorchPlan:
         received.source = found[1].rank
 
     settings = {"source": rank, "tag": tag, "return_source": True}
-    return TorchPlan("recv", [Verb("recv", (to_fill(_only(tensors)),), settings, finish)], received)
+    return TorchPlan([PlanStep("recv", (to_fill(_only(tensors)),), settings, finish)], received)
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------
@@ -289,7 +287,7 @@ def _check_length(call: str, what: str, tensors: Sequence[Any], size: int, eleme
 def _performed(
     reduction: TorchReduction, given: torch.Tensor, target: torch.Tensor, size: int
 ) -> tuple[str, Callable[[Any], object] | None]:
-    """An integer average is a divided sum, as in NCCL; the communicator itself rejects it."""
+    """An integer average, which the communicator rejects, is a divided sum, as in NCCL."""
     if not averages_integers(reduction, given):
         return reduction.name, None
     array = values(target)
@@ -301,12 +299,12 @@ def _divide_all(arrays: Sequence[Array], size: int, _: Any) -> None:
         divide(array, size)
 
 
-def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> Verb:
+def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> PlanStep:
     """Splits a large device array to overlap copies with transfer."""
     parts = pieces(array)
     if len(parts) == 1:
-        return Verb("all_reduce", (array, op), {}, finish)
-    return Verb("all_reduce_bucketed", (parts, op), {"bucket_bytes": PIECE_BYTES}, finish)
+        return PlanStep("all_reduce", (array, op), {}, finish)
+    return PlanStep("all_reduce_bucketed", (parts, op), {"bucket_bytes": PIECE_BYTES}, finish)
 
 
 def _scaled(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
@@ -317,15 +315,14 @@ def _scaled(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
 
 
 def _fresh(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
-    """Leaves the input unchanged."""
     return values(tensor if reduction.factor is None else tensor.detach() * reduction.factor)
 
 
-def _gathered(outputs: Tensors, given: torch.Tensor) -> Verb:
+def _gathered(outputs: Tensors, given: torch.Tensor) -> PlanStep:
     target = [to_fill(tensor) for tensor in outputs]
     if len({count(array) for array in target}) > 1:
-        return Verb("all_gather_v", (content(given),), {}, on_stream(target[0], partial(copy_parts, into=target)))
-    return Verb("all_gather", (content(given),), {}, on_stream(target[0], partial(_spread, target)))
+        return PlanStep("all_gather_v", (content(given),), {}, on_stream(target[0], partial(copy_parts, into=target)))
+    return PlanStep("all_gather", (content(given),), {}, on_stream(target[0], partial(_spread, target)))
 
 
 def _spread(target: Sequence[Array], result: Array) -> None:

@@ -1,8 +1,7 @@
 """torch's handles for calls, and the threads that complete their futures.
 
 A future's callbacks are user code, which may wait for another future, and run in the thread that completes it. So the
-event loop's driver must not complete futures, and one thread more than those that wait must exist: before a thread runs
-a task, it ensures that another waits for the next.
+driver must not complete futures, and before a thread runs a task, it ensures that another waits for the next.
 """
 
 from __future__ import annotations
@@ -39,19 +38,18 @@ class CompletionThreads:
         self._tasks.put(task)
 
     def open(self) -> None:
-        """Ensures that a thread waits for tasks."""
         if self._idle == 0:
             self._start_one()
 
     def close(self) -> None:
-        """Waits for all tasks but that of the calling thread."""
+        """Waits for all tasks but the calling thread's."""
         self._tasks.put(None)
         while others := self._others():
             for thread in others:
                 thread.join()
 
     def _others(self) -> list[threading.Thread]:
-        """A forked child has none of its parent's threads, but their entries."""
+        """A forked child has only entries of its parent's threads."""
         with self._lock:
             return [each for each in self._threads if each.is_alive() and each is not threading.current_thread()]
 
@@ -125,11 +123,13 @@ class DoneWork(Work):
 
 
 class PendingWork(Work):
-    """A call in flight. Law: its future is completed exactly once, by the first thread that sees the call has ended.
+    """A call in flight.
+
+    Invariant: its future is completed exactly once, by the first thread that sees the call has ended.
 
     `wait` raises the call's error unchanged. A future carries only its text, and C++ code such as DDP sees nothing. So
-    a call whose future is requested during a backward pass is also waited for at the end of that pass, where the error
-    is raised unchanged, even if the call has already failed: when it fails is chance.
+    a call whose future is requested during a backward pass is also waited for at the end of that pass, where its error
+    is raised.
     """
 
     def __init__(self, requests: Sequence[Request], result: Any, sequence: int, completion: CompletionThreads) -> None:
@@ -144,7 +144,7 @@ class PendingWork(Work):
         self._missing = 0  # unfinished requests, once there is a future; guarded by the node's lock
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Raises the call's error, or OperationTimeout after `timeout`; the call continues."""
+        """The call's error, or OperationTimeout after `timeout`; the call continues."""
         seconds = 0.0 if timeout is None else timeout.total_seconds()
         try:
             if len(self._requests) == 1:
@@ -157,14 +157,12 @@ class PendingWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """With or without an error."""
         return all(request.done() for request in self._requests)
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Its error, or None."""
         if not self.is_completed():
             return None
         try:

@@ -1,1 +1,1 @@
-"""Transports move frames and payloads between two processes. `base` is the contract; each subpackage implements it."""
+"""Transports move frames and payloads between two processes; `base` is their contract."""

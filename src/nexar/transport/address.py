@@ -1,8 +1,4 @@
-"""Addresses as text: `host:port`, `[IPv6 address]:port`, and `scheme://address`.
-
-Names are not resolved here. Only host:port has a common, canonical form (parse and format are inverse); each scheme
-defines its own address text.
-"""
+"""Addresses as text: `host:port` and `[IPv6 address]:port`. Names are not resolved here."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from nexar.errors import UsageError
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Numeric: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.DOTALL)
 _PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}")
 _LABEL: Final = r"[A-Za-z0-9_-]{1,63}"
 _HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*\.?)?")  # for other names the resolver raises UnicodeError
@@ -25,21 +20,10 @@ _MAX_HOST: Final = 253  # limit of DNS
 
 
 class AddressCandidate(NamedTuple):
-    """A scheme and an address as that scheme's `connect` takes it."""
+    """A scheme and an address for its `connect`."""
 
     scheme: str
     address: str
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.address}"
-
-
-def parse_candidate(text: str) -> AddressCandidate:
-    """Inverse of `str(candidate)`. Raises UsageError."""
-    match = _SCHEME.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} has no scheme; write scheme://address")
-    return AddressCandidate(match[1], match[2])
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -64,7 +48,7 @@ def check_dialable(text: str) -> None:
 
 
 def format_address(host: str, port: int) -> str:
-    """Inverse of `parse_address`. IPv4-mapped IPv6 addresses become IPv4."""
+    """Inverse of `parse_address`. IPv4-mapped IPv6 becomes IPv4."""
     if ":" not in host:
         return f"{host}:{port}"
     mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
@@ -85,7 +69,7 @@ def host_of(address: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether every host that dials the address reaches itself."""
+    """Whether every host that dials the address reaches itself."""
     host = host_of(address)
     number = None if host is None else _number_of(host)
     return host == "localhost" or (number is not None and number.is_loopback)
@@ -100,8 +84,8 @@ def order_candidates(
 ) -> list[AddressCandidate]:
     """Return the candidates worth dialing, best first; equal ones keep their order.
 
-    Sorted by scheme (in the order of `schemes`), then: addresses in `networks`, other numeric ones, names, link-local
-    ones. Loopback comes first for a peer on this host and is dropped for all others.
+    By scheme (in the order of `schemes`), then: in `networks`, other numeric ones, names, link-local. Loopback comes
+    first for a peer on this host and is dropped for others.
     """
     known = [candidate for candidate in dict.fromkeys(candidates) if candidate.scheme in schemes]
     ranked = [(schemes.index(c.scheme), _distance(c.address, networks, same_host=same_host), c) for c in known]

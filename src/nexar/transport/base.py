@@ -4,48 +4,44 @@ A transport belongs to one node and makes carriers. A carrier is one open, mutua
 process. It moves frames (small, copied when sent) and payloads (large, identified by a transfer number that the sending
 link chooses).
 
-Order. Frames arrive in order per (lane, communicator). Nothing is guaranteed between different lanes or communicators,
-or between payloads and frames. A carrier sends frames of a lower lane number first. A payload delays frames by at most
-one chunk.
+Order. Frames arrive in order per (lane, communicator); nothing else is ordered. Frames of a lower lane number are sent
+first. A payload delays frames by at most one chunk.
 
-Delivery. Frames and payloads are reliable until the carrier ends. A payload is read directly from the sender's
-memory and written directly into the receiver's. The receiver must expect a payload before its link asks the peer to
-send it. The sender's credit (links/) bounds the frame bytes in flight; a carrier does not.
+Delivery. Frames and payloads are reliable until the carrier ends. A payload is read directly from the sender's memory
+and written directly into the receiver's, which must expect it before its link asks for it. The sender's credit (links/)
+bounds the frame bytes in flight.
 
 Loss. A carrier ends exactly once: with `carrier_finished` on both sides, or with `carrier_lost` and the reason. After
-that, every method except `abort` raises CarrierLost with the same kind and reason. A carrier does not retransmit on
-another carrier: frames that were sent but not delivered are lost.
+that, every method except `abort` raises CarrierLost with the same kind and reason.
 
-Cancellation. `withdraw_payload` cancels a send and `redirect_payload` cancels or moves a receive. After either has
-returned, or after the carrier has ended, the carrier no longer touches the old memory. A payload that is incomplete
-when the peer half-closes counts as withdrawn: it is dropped and not reported. Frames cannot be cancelled.
+Cancellation. `withdraw_payload` cancels a send, `redirect_payload` cancels or moves a receive. After either has
+returned, or the carrier has ended, the carrier no longer touches the old memory. A payload that is incomplete when the
+peer half-closes counts as withdrawn. Frames cannot be cancelled.
 
 Closing. The owner of a carrier (its link) closes it: `finish` half-closes, `abort` ends it at once. A carrier closes
-itself when both sides have finished. `Transport.close` aborts all its carriers and ends blocked `connect` calls.
+itself when both sides have finished. `Transport.close` aborts all carriers and ends blocked `connect` calls.
 
-Threads. Nothing progresses by itself. One thread at a time, the driver, calls `poll()`, which never blocks: it
-receives, calls sinks and acceptors, and sends queued data. Before it sleeps, the driver calls `prepare_sleep()`;
-descriptors registered with the Waker end the sleep. Any thread may call the methods of a carrier at any time, also from
-inside a sink. They send at once what the connection takes and leave the rest to the next poll. They never block
-(only `abort` may wait for a running sink call) and never call a sink. `connect` blocks its caller and needs no
-driver.
+Threads. One thread at a time, the driver, calls `poll()`, which never blocks: it receives, calls sinks and acceptors,
+and sends queued data. Before it sleeps, the driver calls `prepare_sleep()`; descriptors registered with the Waker end
+the sleep. Any thread may call the methods of a carrier, also from inside a sink. They send at once what the connection
+takes, never block (only `abort` may wait for a running sink call) and never call a sink. `connect` blocks its caller
+and needs no driver.
 
 Sinks. The driver calls sinks while it holds no lock of the transport, and never two at a time for one carrier. Once
-`abort()` has returned to a thread that is not itself inside a sink, the sink is not called again. A sink may replace
-itself by calling `attach` from inside one of its methods: everything that follows goes to the new sink, nothing is
-lost, and the old sink is not called again.
+`abort()` has returned to a thread that is not itself inside a sink, the sink is not called again. A sink may call
+`attach` from inside one of its methods: everything that follows goes to the new sink only.
 
 Exceptions. An exception from a sink, or from an acceptor that was given a carrier, propagates out of `poll()` (or
-`sleep()`). The carrier it concerns is lost with kind `fault`, and its sink, if any, is notified. All other carriers
-continue at the next poll.
+`sleep()`). The carrier is lost with kind `fault`, and its sink, if any, is notified. All others continue at the next
+poll.
 
 Protocol violations. Bytes that are not a frame, a chunk of an unexpected payload, or a frame above its limit lose the
 carrier with kind `misbehaved`. Memory committed to a peer is proportional to the bytes that have arrived, not to the
 sizes it announces.
 
-Unverified peers. A peer that the handshake has not verified may send CONTROL frames on the control lane, each with a
-body of at most `unverified.UNVERIFIED_BYTES`, and FINISH. Any other header is a protocol violation before a byte of its
-body is read. This holds on the dialing side too, until `admit()`.
+Unverified peers. Until `admit()`, on both sides, a peer that the handshake has not verified may send only FINISH, and
+CONTROL frames on the control lane of at most `unverified.UNVERIFIED_BYTES`. Any other header is a protocol violation
+before a byte of its body is read.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from nexar.security.certificates import Credentials, Trust
 from nexar.wire.frame import Frame, Lane
@@ -97,7 +93,7 @@ class Redirected(Enum):
     MOVED = "moved"  # the received part was copied (or dropped); the rest follows it
     # Too late: the payload is complete in the old memory; payload_arrived was or will be called. Remembered at least
     # until then, and for some thousand payloads more; UNKNOWN afterwards.
-    LANDED = "landed"
+    COMPLETE = "complete"
     UNKNOWN = "unknown"  # no such payload is expected: it was never announced, or was discarded
 
 
@@ -106,7 +102,7 @@ class Peer:
     """The identity that the handshake proved.
 
     `verified` is False only for a joining node (no certificate) and for a dial whose caller verifies the peer itself.
-    Such a peer is unverified (see above), and the layer above restricts its carrier to join messages.
+    The layer above restricts such a carrier to join messages.
     """
 
     node: int
@@ -128,57 +124,57 @@ class Expected:
 
 
 class Sink(Protocol):
-    """Callbacks of a carrier, implemented by links. The driver calls them."""
+    """Callbacks of a carrier. The driver calls them."""
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """A whole frame arrived, never CHUNK, FINISH or HELLO. `body` is valid during the call only."""
+        """A whole frame, never CHUNK, FINISH or HELLO. `body` is valid during the call only."""
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """All bytes of an expected payload are in its destination."""
+        """All bytes of an expected payload are in its memory."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
         """The peer half-closed; everything it sent before has been delivered."""
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """The carrier ended. Called exactly once, unless both sides finished or this side aborted."""
+        """Called exactly once, unless both sides finished or this side aborted."""
 
 
 class Acceptor(Protocol):
     """Receives inbound carriers. The driver calls it."""
 
     def carrier_accepted(self, carrier: Carrier) -> None:
-        """A peer dialed and its handshake succeeded. Attach a sink or abort; nothing is read before that."""
+        """Attach a sink or abort; nothing is read before that."""
 
     def candidate_refused(self, address: str, reason: str) -> None:
         """An inbound handshake failed."""
 
 
 class Waker(Protocol):
-    """Ends the driver's sleep. Any thread may call it. Each transport gets one when it is made."""
+    """Ends the driver's sleep. Any thread."""
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
-        """Wake when the descriptor is ready (level-triggered). A second call replaces the watched events."""
+        """Wake when the descriptor is ready (level-triggered). A second call replaces the events."""
 
     def unwatch(self, descriptor: int) -> None:
-        """Stop watching. Call it before closing the descriptor."""
+        """Call it before closing the descriptor."""
 
     def wake(self) -> None:
-        """Wake now, because of a change that no descriptor shows."""
+        """Wake because of a change that no descriptor shows."""
 
 
 class Sleeper(Waker, Protocol):
-    """What the driver of a node sleeps in."""
+    """What a node's driver sleeps in."""
 
     def sleep(self, timeout: float, spin: float) -> None:
         """Block until a watched descriptor is ready, `wake` is called, or `timeout` seconds have passed.
 
-        The first `spin` seconds are spent polling and yielding if the sleeper supports it. Releases the GIL and runs
-        signal handlers (Ctrl-C raises). May drive its own transport (QUIC does) and so call sinks.
+        The first `spin` seconds are spent polling and yielding if supported. Releases the GIL and runs signal handlers
+        (Ctrl-C raises). May drive its own transport (QUIC does) and so call sinks.
         """
 
 
 class Carrier(ABC):
-    """One open connection to one peer process. The module docstring has the guarantees."""
+    """One connection to one peer process, with the guarantees above."""
 
     scheme: str
     peer: Peer
@@ -186,13 +182,12 @@ class Carrier(ABC):
 
     @abstractmethod
     def attach(self, sink: Sink) -> None:
-        """Deliver to `sink` from now on. Nothing is read before the first call, so nothing is lost.
-
-        Later calls are allowed only from inside a method of the current sink.
+        """Deliver to `sink`. Nothing is read before the first call; later calls are allowed only from inside the
+        current sink.
         """
 
     def admit(self) -> None:  # noqa: B027 - no effect where every peer is verified
-        """Lift the limits for unverified peers: the layer above has authenticated the peer. Any thread."""
+        """Lift the limits for unverified peers: the layer above has authenticated this one."""
 
     @abstractmethod
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
@@ -204,14 +199,13 @@ class Carrier(ABC):
 
     @abstractmethod
     def expect_payload(self, transfer: int, into: memoryview) -> None:
-        """Accept payload `transfer` into `into` (writable bytes). Then the peer may be asked to send it."""
+        """Accept payload `transfer` into `into` (writable bytes)."""
 
     @abstractmethod
     def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
         """Receive the rest of an expected payload into other memory of the same size, or discard it (None).
 
-        Copies the part that has arrived. On return the old memory is free. A discarded payload is not reported. Raises
-        CarrierLost.
+        Copies the part that has arrived. A discarded payload is not reported. Raises CarrierLost.
         """
 
     @abstractmethod
@@ -224,41 +218,58 @@ class Carrier(ABC):
 
     @abstractmethod
     def withdraw_payload(self, transfer: int) -> None:
-        """Stop sending a payload. On return its memory is free. Unknown transfers are ignored; the link notifies the
-        peer.
-        """
+        """Stop sending a payload; the link notifies the peer. Unknown transfers are ignored."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Half-close: earlier data is still sent, then the peer's sink gets `carrier_finished`. Idempotent.
-
-        Receiving continues. When both sides have finished, the carrier closes and frees its resources.
-        """
+        """Half-close: earlier data is still sent, then the peer's sink gets `carrier_finished`. Idempotent."""
 
     @abstractmethod
     def abort(self, reason: str) -> None:
         """End the carrier now; queued frames may be lost. Idempotent.
 
-        Notifies the peer if that is free of cost. Does not call this side's sink. Later calls raise
-        CarrierLost("closed", reason). Waits for a sink call of another thread to return.
+        Notifies the peer if that costs nothing. Later calls raise CarrierLost("closed", reason). Waits for a sink call
+        of another thread to return.
         """
 
     def wake_peer(self) -> None:  # noqa: B027 - most carriers share no memory
-        """Wake the peer if it sleeps, after a change in other shared memory. The caller has fenced."""
+        """Wake a sleeping peer after a change in other shared memory. The caller has fenced."""
 
     @abstractmethod
     def stats(self) -> dict[str, float]:
-        """Return counters: bytes_sent, bytes_received, frames_sent, frames_received, and those of the transport."""
+        """Return bytes_sent, bytes_received, frames_sent, frames_received, and counters of the transport."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportCapabilities:
+    """Properties of a scheme, by which the layers above treat its carriers. They use names of built-in schemes only to
+    open them, to prefer one (`links.carrier_selection`) and in `nexar doctor`.
+
+    `transport.registry` has those of every scheme. The defaults are those of an unknown scheme.
+    """
+
+    node_port: Literal["UDP", "TCP"] | None = None
+    """It listens at this port of the node's host:port. The seed and all members can be dialed there."""
+    in_process: bool = False  # connects nodes of one process only
+    shares_memory: bool = False
+    """Connects processes of one host only. A link gives each peer its address, so it is not advertised, and its
+    carriers implement `wake_peer`."""
+    has_certificates: bool = True  # False: a secret that only this peer has, or the process, authenticates it
+    encrypts: bool = True
+    closes_on_death: bool = False  # a carrier is lost at once when the peer's process ends
+    shows_life: bool = False  # packets of a live process arrive even while its Python code does not run
 
 
 class Transport(ABC):
     """Makes the carriers of one scheme for one node."""
 
     scheme: str  # equal to that of its carriers; a link tells them apart by it
+    capabilities: TransportCapabilities = TransportCapabilities()
+    """Declared by transports of other packages. The registry declares nexar's own, which may not be importable."""
     address: str | None = None  # where it listens, as returned by `listen`
 
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:  # noqa: B027 - not all have any
-        """Use these for new handshakes in both directions; existing carriers are unchanged. Any thread may call it."""
+        """Use these for new handshakes in both directions. Any thread."""
 
     def expect_peers(self, count: int) -> None:  # noqa: B027 - not all schemes have unauthenticated connections
         """Set the number of peers that may dial at once, which limits unauthenticated connections. Any thread, also
@@ -267,16 +278,10 @@ class Transport(ABC):
 
     @abstractmethod
     def listen(self, address: str, acceptor: Acceptor) -> str:
-        """Accept dials on `address`. Returns the actual address (port 0 resolved) in the form `connect` takes.
-
-        Raises OSError if it cannot listen.
-        """
+        """Accept dials on `address`. Returns the actual address (port 0 resolved) for `connect`. Raises OSError."""
 
     def address_for(self, node: int) -> str | None:
-        """Return the address that this peer must dial; None while not listening.
-
-        Only schemes whose address contains a secret return a different one per peer.
-        """
+        """Return the address that this peer must dial (it may contain a secret); None while not listening."""
         return self.address
 
     @abstractmethod
@@ -286,21 +291,21 @@ class Transport(ABC):
         Raises ConnectRefused on failure or when the transport is closed, TimeoutError at `deadline` (time.monotonic).
 
         Where addresses are host:port, `address` may list several, separated by commas, and names may resolve to
-        several. They are dialed in parallel (transport.parallel_dial). If all fail, the error has every reason, and
-        `verification` is True if one of them was a rejected certificate.
+        several. They are dialed in parallel. If all fail, the error has every reason, and `verification` is True if one
+        of them was a rejected certificate.
         """
 
     @abstractmethod
     def poll(self) -> bool:
-        """Make progress without blocking; only the driver calls it. Returns True if anything happened."""
+        """Make progress without blocking. Driver only. Returns True if anything happened."""
 
     @property
     def spins(self) -> bool:
-        """Whether data may arrive before a descriptor shows it (shared memory), so that polling beats sleeping."""
+        """Whether data may arrive before a descriptor shows it, so that polling beats sleeping."""
         return False
 
     def prepare_sleep(self) -> bool:
-        """Ensure that a descriptor ends the coming sleep. Returns False if there is work now: do not sleep."""
+        """Ensure that a descriptor ends the coming sleep. Returns False if there is work now."""
         return True
 
     def due(self) -> float | None:
@@ -309,15 +314,17 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Abort every carrier, stop listening, free everything. Idempotent."""
+        """Abort every carrier and stop listening. Idempotent."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """In a forked child: close descriptors, notify nobody, touch nothing shared with the parent."""
+        """In a forked child: close descriptors, notify nobody, touch nothing shared with the parent. Takes no lock: a
+        thread of the parent may hold it.
+        """
 
 
 class _Silent:
-    """Ignores every call. For a carrier that has ended or whose owner wants no more calls.
+    """Ignores every call.
 
     An ended carrier that kept its sink would form a reference cycle with it, freed only by the garbage collector.
     """

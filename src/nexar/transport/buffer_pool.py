@@ -1,10 +1,10 @@
 """A pool of buffers for payloads whose receive is not posted yet.
 
-Invariant: no two leases share memory. Memory returns to the pool only when its lease is released and nobody else holds
-a view of it; a view, slice or array that outlives its lease keeps the memory out of the pool.
+Invariant: no two leases share memory, which returns to the pool only when its lease is released and nobody else holds a
+view of it.
 
 Large buffers are anonymous mappings: the system commits a page when a byte arrives in it, so an announced length costs
-nothing. Each tier keeps a bounded number of free buffers and starts empty.
+nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _rate(hits: int, misses: int) -> float:
 
 
 class Lease:
-    """The right to use one buffer until `release`. Release is idempotent; any thread may call it."""
+    """The right to use one buffer until `release`, which is idempotent. Any thread."""
 
     __slots__ = ("_memory", "_pool", "_tier", "_view")
 
@@ -82,7 +82,7 @@ class Lease:
 
     @property
     def view(self) -> memoryview:
-        """Exactly the requested bytes, with arbitrary content. Raises UsageError after release."""
+        """Exactly the requested bytes, uninitialised. Raises UsageError after release."""
         view = self._view
         if view is None:
             raise UsageError("this buffer was released; take another one")
@@ -112,7 +112,7 @@ class Lease:
 
 
 class BufferPool:
-    """Buffers in tiers (bytes, maximum of free ones), smallest first. Every method is thread-safe."""
+    """Buffers in tiers (bytes, maximum of free ones), smallest first. Thread-safe."""
 
     def __init__(self, tiers: Sequence[tuple[int, int]]) -> None:
         self._sizes = tuple(size for size, _ in tiers)
@@ -134,7 +134,7 @@ class BufferPool:
         return cls(list(zip(TIER_BYTES, PROFILES[profile], strict=True)))
 
     def take(self, size: int) -> Lease:
-        """Return a lease of `size` bytes. Raises MemoryError."""
+        """Raises MemoryError."""
         tier = bisect_left(self._sizes, size)
         if tier == len(self._sizes):
             memory = _make(size)
@@ -167,7 +167,7 @@ class BufferPool:
                 free.clear()
 
     def _take_back(self, tier: int, memory: Memory | None) -> None:
-        """The caller holds the lock; `memory` is None if somebody still uses it."""
+        """`memory` is None if somebody still uses it. The caller holds the lock."""
         self._released += 1
         if memory is None:
             self._shared += 1

@@ -1,10 +1,8 @@
 """Dial all addresses of a peer in parallel; the first to answer wins and the others are cancelled.
 
-The next attempt starts when one fails, else after STAGGER, so a silent address delays its successor by STAGGER only. No
-failure ends the dial while another attempt may succeed, not even a rejected certificate: an address may have been
-reassigned. If all fail, a rejected certificate is reported.
-
-Everything runs in the dialing thread. Names come after all numeric addresses, because resolving blocks.
+The next attempt starts when one fails, else after ADDRESS_STAGGER. No failure ends the dial while another attempt may
+succeed, not even a rejected certificate: an address may have been reassigned. Everything runs in the dialing thread.
+Names come last, because resolving blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from nexar.transport.address import format_address, parse_addresses
 from nexar.transport.base import ConnectRefused
 
-STAGGER: Final = 0.05  # seconds; longer than a handshake in a data centre, too short to matter
+ADDRESS_STAGGER: Final = 0.05  # seconds; longer than a handshake in a data centre, too short to matter
 
 DialTarget = TypeVar("DialTarget")
 Made = TypeVar("Made")
@@ -26,7 +24,7 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 
 class TargetFailed(Exception):
-    """One address failed; another may work. `reason` is a clause that fits after a colon."""
+    """One address failed; another may work. `reason` fits after a colon."""
 
     def __init__(self, reason: str, *, verification: bool = False) -> None:
         """`verification`: the reason is the certificate or its absence."""
@@ -39,7 +37,7 @@ class DialMethod(Protocol[DialTarget, Made_co]):
     """How a transport starts attempts and waits for them."""
 
     def begin(self, target: DialTarget) -> None:
-        """Start an attempt. Raises TargetFailed if it cannot start."""
+        """Raises TargetFailed if it cannot start."""
 
     def wait(self, timeout: float) -> tuple[DialTarget, Made_co | TargetFailed] | None:
         """Return one ended attempt, None at the timeout or spuriously. Any exception ends the dial."""
@@ -60,9 +58,8 @@ def dial_in_parallel(
 ) -> tuple[DialTarget, Made]:
     """Return the target that answered and what its attempt made.
 
-    `address` is one address or several separated by commas; `resolve` returns the targets of one (OSError if none).
-    Raises ConnectRefused with all reasons, and with `advice` if a certificate was rejected; TimeoutError if the
-    deadline passes and none was.
+    `address` may list several, separated by commas; `resolve` returns the targets of one (OSError if none). Raises
+    ConnectRefused with all reasons, and with `advice` if a certificate was rejected; TimeoutError if none was.
     """
     targets = _targets(address, resolve)
     dial = _ParallelDial(address, deadline, targets, method, advice)
@@ -123,7 +120,7 @@ class _ParallelDial(Generic[DialTarget, Made]):
         except TargetFailed as failure:
             return self._failed(self._method.describe(target), failure)
         self._running[target] = None
-        self._next = now + STAGGER
+        self._next = now + ADDRESS_STAGGER
         return None
 
     def _failed(self, target: str, failure: TargetFailed) -> None:

@@ -1,11 +1,10 @@
 """The expected payloads of one carrier. No I/O.
 
-Invariant: a chunk is accepted only for an expected payload, at exactly the next byte, and not beyond the payload's end.
-A discarded payload has no memory but is still counted, so that its remaining chunks are recognised.
+Invariant: a chunk is accepted only for an expected payload, at exactly the next byte, and not beyond its end. A
+discarded payload is still counted, so that its remaining chunks are recognised.
 
-Completed payloads are remembered so that a late redirect reports LANDED. A bounded number suffices: the caller has not
-seen `payload_arrived` return, and few payloads are in that state at a time. A forgotten one counts as UNKNOWN, which no
-caller treats as complete.
+Completed payloads are remembered so that a late redirect reports COMPLETE. Few suffice, because the caller has not seen
+`payload_arrived` return. A forgotten one counts as UNKNOWN, which no caller treats as complete.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ REMEMBERED: Final = 4096
 
 
 class RecentTransfers:
-    """The numbers of the newest complete transfers. The owner's lock guards it."""
+    """The newest complete transfers. The owner's lock guards it."""
 
     __slots__ = ("_transfers",)
 
@@ -77,7 +76,7 @@ class PayloadTable:
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
         payload = self._expected.get(transfer)
         if payload is None:
-            return Redirected.LANDED if transfer in self._recent_transfers else Redirected.UNKNOWN
+            return Redirected.COMPLETE if transfer in self._recent_transfers else Redirected.UNKNOWN
         if into is None:
             self._discard(transfer)
         elif payload.into is not None:
@@ -86,7 +85,7 @@ class PayloadTable:
         return Redirected.MOVED
 
     def begin(self, frame: Frame, arrived: memoryview) -> int | None:
-        """Start a chunk, part of which was already read. Returns the transfer if it is complete."""
+        """Start a chunk, part of which was read. Returns the transfer if it is complete."""
         payload = self._expected.get(frame.transfer) or self._discarded.get(frame.transfer)
         _check_size(frame, payload)
         self._current, self._transfer, self.missing = payload, frame.transfer, frame.body

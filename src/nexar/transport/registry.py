@@ -4,21 +4,23 @@ Other packages add a transport with an entry point of the group `nexar.transport
 is a callable `(waker, credentials, trust)` that returns a `nexar.transport.base.Transport`. Nodes whose setting
 `transports` names it use it. nexar's own schemes cannot be replaced.
 
-If it raises while driven, the wrapper logs the traceback once and raises TransportFailed. All waiting calls of the node
-end with that: nobody knows what the transport lost, and a link uses all its carriers as one.
+If it raises while driven, all waiting calls of the node raise TransportFailed: nobody knows what the transport lost,
+and a link uses all its carriers as one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
 
 from nexar.errors import UsageError
+from nexar.native import native_installed
 from nexar.security.certificates import Credentials, Trust
-from nexar.transport.base import Acceptor, Carrier, Expected, Transport
+from nexar.transport.base import Acceptor, Carrier, Expected, Transport, TransportCapabilities
 from nexar.types import describe_package
 
 if TYPE_CHECKING:
@@ -32,14 +34,19 @@ class TransportFailed(UsageError):
     """A third-party transport raised while it was driven; `__cause__` has the exception."""
 
 
-class ForeignTransport(Transport):
-    """Wraps a third-party transport and raises TransportFailed for its exceptions. Carriers are not wrapped."""
+class ThirdPartyTransport(Transport):
+    """Raises TransportFailed for the exceptions of a third-party transport, which are logged once. Carriers are not
+    wrapped.
+    """
 
-    def __init__(self, inside: Transport, blame: Callable[[BaseException], str]) -> None:
-        """`blame` makes the message that names the package."""
+    def __init__(
+        self, inside: Transport, capabilities: TransportCapabilities, explain: Callable[[BaseException], str]
+    ) -> None:
+        """`explain` makes the message that names the package."""
         self.scheme = inside.scheme
+        self.capabilities = capabilities
         self.inside = inside
-        self._blame = blame
+        self._explain = explain
         self._logged = False  # written by the driver or the closing thread
 
     @property
@@ -89,7 +96,7 @@ class ForeignTransport(Transport):
             self._raise_failed(error)
 
     def close(self) -> None:
-        """Exceptions are only logged: no call waits for them now, and the other transports must close."""
+        """Only logs exceptions: the other transports must close."""
         try:
             self.inside.close()
         except Exception as error:  # noqa: BLE001
@@ -100,49 +107,107 @@ class ForeignTransport(Transport):
 
     def _raise_failed(self, error: Exception) -> NoReturn:
         self._log_once(error)
-        raise TransportFailed(self._blame(error)) from error
+        raise TransportFailed(self._explain(error)) from error
 
     def _log_once(self, error: Exception) -> None:
         if not self._logged:
             self._logged = True
-            _log.error("%s", self._blame(error), exc_info=error)
+            _log.error("%s", self._explain(error), exc_info=error)
 
 
 Factory: TypeAlias = Callable[..., Transport]
 
 GROUP: Final = "nexar.transports"
-_OURS: Final = {
-    "memory": "nexar.transport.memory.transport:MemoryTransport",
-    "quic": "nexar.transport.quic.transport:QuicTransport",
-    "shm": "nexar.transport.shm.transport:ShmTransport",
-    "tcp": "nexar.transport.tls.transport:PlainTransport",
-    "tls": "nexar.transport.tls.transport:TlsTransport",
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltinTransport:
+    factory: str  # module:name, imported when it is needed
+    capabilities: TransportCapabilities
+    needs_native: bool = False
+    why_unavailable: str | None = None  # module:name of a function without arguments; None: it can always be used
+
+
+_BUILTIN: Final = {
+    "memory": _BuiltinTransport(
+        "nexar.transport.memory.transport:MemoryTransport",
+        TransportCapabilities(in_process=True, has_certificates=False, closes_on_death=True),
+    ),
+    "quic": _BuiltinTransport(
+        "nexar.transport.quic.transport:QuicTransport",
+        TransportCapabilities(node_port="UDP", shows_life=True),
+        needs_native=True,
+        why_unavailable="nexar.transport.quic:missing_support",
+    ),
+    "shm": _BuiltinTransport(
+        "nexar.transport.shm.transport:ShmTransport",
+        TransportCapabilities(shares_memory=True, has_certificates=False, closes_on_death=True),
+        why_unavailable="nexar.transport.shm.ring:missing_support",
+    ),
+    # Not a port of its own: the peer's TLS transport accepts its connections and stops encrypting them.
+    "tcp": _BuiltinTransport(
+        "nexar.transport.tls.transport:PlainTransport",
+        TransportCapabilities(encrypts=False, closes_on_death=True),
+    ),
+    "tls": _BuiltinTransport(
+        "nexar.transport.tls.transport:TlsTransport",
+        TransportCapabilities(node_port="TCP", closes_on_death=True),
+    ),
 }
+_UNKNOWN: Final = TransportCapabilities()
+_declared: Final = {
+    scheme: builtin.capabilities for scheme, builtin in _BUILTIN.items()
+}  # third-party ones are added when made
 
 
 def schemes() -> tuple[str, ...]:
-    """Return every scheme that has a transport, usable here or not."""
-    return tuple(sorted({*_third_party(), *_OURS}))
+    """Return every scheme, usable here or not."""
+    return tuple(sorted({*_third_party(), *_BUILTIN}))
 
 
-def is_ours(scheme: str) -> bool:
-    """Return whether nexar itself has the scheme."""
-    return scheme in _OURS
+def is_builtin(scheme: str) -> bool:
+    """Whether nexar itself has the scheme."""
+    return scheme in _BUILTIN
+
+
+def capabilities_of(scheme: str) -> TransportCapabilities:
+    """Return what the transport of this scheme declares, the defaults if this process does not know it. Fast."""
+    return _declared.get(scheme, _UNKNOWN)
+
+
+def node_port_schemes() -> dict[str, str]:
+    """Return the schemes that listen at the node's port, each with "UDP" or "TCP"."""
+    return {
+        scheme: builtin.capabilities.node_port for scheme, builtin in _BUILTIN.items() if builtin.capabilities.node_port
+    }
+
+
+def tcp_scheme(schemes: Iterable[str]) -> str | None:
+    """Return the one of these schemes that listens at the node's TCP port, None if there is none."""
+    return next((scheme for scheme in schemes if capabilities_of(scheme).node_port == "TCP"), None)
+
+
+def is_installed(scheme: str) -> bool:
+    """Return False if the scheme needs the native package and that is not installed."""
+    return scheme not in _BUILTIN or not _BUILTIN[scheme].needs_native or native_installed()
+
+
+def why_unavailable(scheme: str) -> str | None:
+    """Return why this process cannot use the scheme; None if it can, or if only making its transport shows it."""
+    check = _BUILTIN[scheme].why_unavailable if scheme in _BUILTIN else None
+    return None if check is None else cast(str | None, _import(check)())
 
 
 def load(scheme: str) -> Factory:
-    """Return the factory of this scheme's transport.
-
-    Raises UsageError if there is none or its package cannot be loaded, ImportError if one of nexar's own cannot be
-    used.
+    """Return the factory of this scheme's transport. Raises UsageError if there is none or its package cannot be
+    loaded, ImportError if one of nexar's own cannot be used.
     """
-    if scheme in _OURS:
-        module, _, name = _OURS[scheme].partition(":")
-        return cast(Factory, getattr(import_module(module), name))
-    theirs = _third_party()
-    if scheme not in theirs:
+    if scheme in _BUILTIN:
+        return cast(Factory, _import(_BUILTIN[scheme].factory))
+    third_party = _third_party()
+    if scheme not in third_party:
         raise UsageError(f"unknown transport {scheme!r}; available: {', '.join(schemes())}")
-    point = theirs[scheme]
+    point = third_party[scheme]
     try:
         factory = point.load()
     except (Exception, SystemExit) as error:  # third-party code may raise anything; name its package
@@ -150,7 +215,12 @@ def load(scheme: str) -> Factory:
     return partial(_make, point, factory)
 
 
-def blame(scheme: str, error: Exception) -> UsageError:
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def package_error(scheme: str, error: Exception) -> UsageError:
     """Return the error that names the package whose transport raised `error`."""
     return _broken(_third_party()[scheme], error)
 
@@ -158,11 +228,31 @@ def blame(scheme: str, error: Exception) -> UsageError:
 def _make(point: EntryPoint, factory: Any, *arguments: Any, **settings: Any) -> Transport:
     try:
         made = factory(*arguments, **settings)
+        declared = getattr(made, "capabilities", None)  # read once: it is the package's code
     except (Exception, SystemExit) as error:
         raise _broken(point, error) from error
     if not isinstance(made, Transport) or made.scheme != point.name:
         raise _broken(point, TypeError(f"it made {made!r}, which is no Transport of that scheme"))
-    return ForeignTransport(made, partial(_explain, point))
+    _declared[point.name] = capabilities = _checked(point, declared)
+    return ThirdPartyTransport(made, capabilities, partial(_explain, point))
+
+
+# The others are reserved: all members must know them, also those without the package, and every peer is encrypted and
+# shows the certificate that the membership names.
+_DECLARABLE: Final = ("closes_on_death", "shows_life")
+
+
+def _checked(point: EntryPoint, declared: object) -> TransportCapabilities:
+    """Raises UsageError for capabilities of another type, and for those that only nexar's own transports may have."""
+    if not isinstance(declared, TransportCapabilities):
+        raise _broken(point, TypeError(f"its capabilities are {declared!r}, not a TransportCapabilities"))
+    given = {name: getattr(declared, name) for name in _DECLARABLE}
+    if not all(isinstance(value, bool) for value in given.values()):
+        raise _broken(point, TypeError(f"{' and '.join(_DECLARABLE)} must be True or False; it declares {given}"))
+    if declared != TransportCapabilities(**given):
+        allowed = " and ".join(_DECLARABLE)
+        raise _broken(point, TypeError(f"it declares {declared!r}; a transport of another package may set {allowed}"))
+    return declared
 
 
 def _broken(point: EntryPoint, error: BaseException) -> UsageError:
@@ -177,7 +267,7 @@ def _explain(point: EntryPoint, error: BaseException) -> str:
 
 
 def _third_party() -> dict[str, EntryPoint]:
-    """Slow: scans all installed packages, which may take longer than forming a cluster."""
+    """Slow: scans all installed packages."""
     from importlib.metadata import entry_points  # noqa: PLC0415
 
     return {point.name: point for point in entry_points(group=GROUP)}
@@ -186,8 +276,7 @@ def _third_party() -> dict[str, EntryPoint]:
 def log_unhandled(whose: str, fault: Exception) -> str:
     """Log that a message of `whose` raised `fault`. Returns the reason for ending its connection.
 
-    Call it only in the `except` block that ends the connection: a message that raises costs its sender the connection
-    and affects no other peer.
+    Only for the `except` block that ends the connection: a message that raises must affect no other peer.
     """
     reason = f"its message could not be handled: {type(fault).__name__}: {fault}"
     _log.error("%s loses its connection: %s", whose, reason, exc_info=fault)

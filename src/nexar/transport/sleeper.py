@@ -1,10 +1,10 @@
 """The sleep of a node's driver, with `select.poll` and a wakeup descriptor.
 
-A wake is never lost and costs a system call only if a thread sleeps. `wake` sets the flag, then checks whether a thread
-sleeps; `sleep` announces itself, then checks the flag: one sees the other. Only a sleep that returns normally clears
-the flag, so Ctrl-C leaves the wake for the next sleep. A late signal causes one needless wakeup.
+A wake is never lost and costs a system call only if a thread sleeps: `wake` sets the flag, then checks whether a thread
+sleeps; `sleep` announces itself, then checks the flag. Only a sleep that returns normally clears the flag, so Ctrl-C
+leaves the wake for the next one.
 
-`poll` copies its list of descriptors on entry, so a thread that changes the list ends the sleep early.
+`poll` copies its list of descriptors on entry, so a change of the list ends the sleep.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BUSY_CORE: Final = 100e-6
 
 
 class PollSleeper:
-    """A Sleeper for transports whose work always shows on descriptors. One thread sleeps at a time."""
+    """A Sleeper for transports whose work always shows on descriptors."""
 
     def __init__(self) -> None:
         self._wakeup = _make_wakeup()
@@ -49,9 +49,7 @@ class PollSleeper:
         return self._signal_if_asleep()
 
     def unwatch(self, descriptor: int) -> None:
-        """Ends a sleep: during poll() the system holds the descriptors, so a socket closed now would stay open for its
-        peer.
-        """
+        """Ends a sleep: poll() holds the descriptors, so a socket closed now would stay open for its peer."""
         with self._lock:
             if descriptor not in self._watched:
                 return
@@ -87,7 +85,7 @@ class PollSleeper:
         return self._spin(begin + spin) or self._poll_once(begin + timeout - time.monotonic())
 
     def _spin(self, end: float) -> list[tuple[int, int]]:
-        """Poll until `end`, or until a long yield shows that other threads need this core."""
+        """Stops early if a long yield shows that other threads need this core."""
         now = time.monotonic()
         while not (ready := self._poll.poll(0)) and not self._woken and now < end:
             os.sched_yield()

@@ -1,18 +1,16 @@
 """Limits for peers that are not authenticated: allowed frames, number of connections; advice for rejected certificates.
 
 The header is checked before memory is committed for the body, so an unverified peer gets the memory of one small
-message and can start nothing else.
+message.
 
-Rules for connections that have not authenticated yet:
+Rules for connections that have not authenticated yet (the same as in `native/src/quic/handshakes.rs`):
 - At most `capacity` are pending, each until its deadline. While there is room, every connection is admitted: a host
   with many ranks needs one for each.
 - When full, the source with the most pending connections loses a random one that is past its grace period. A source
   with more connections than the new one's has no grace period. Otherwise the new connection is refused.
 
-So no source can displace a smaller one, however many connections it opens. Equal sources displace each other only after
-the grace period, which covers a handshake over a slow path. A random choice cannot be anticipated.
-
-`native/src/quic/handshakes.rs` has the same rules for QUIC handshakes.
+So no source can displace a smaller one. Equal sources displace each other only after the grace period, which covers a
+handshake over a slow path. A random choice cannot be anticipated.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def decode_unverified(buffer: Bytes, offset: int = 0) -> Frame:
 
 
 def certificate_advice(expected: Expected, ours: Credentials | None) -> str:
-    """Return, for an error message, the expected peer, the certificate shown, and the remedy."""
+    """Return the expected peer, the certificate shown, and the remedy."""
     shown = None if expected.anonymous else ours
     return f"expected {_describe_expected(expected, ours)}, showed {_describe_shown(shown)}; {_remedy(expected)}"
 
@@ -149,7 +147,7 @@ class PendingConnections:
         self._pending.pop(connection, None)
 
     def displace_one(self, now: float) -> int | None:
-        """Remove and return one connection because a resource is short; None if nothing is pending."""
+        """Remove and return one connection, or None, because a resource is short."""
         if not self._pending:
             return None
         weights = self._weights(Counter(each.source for each in self._pending.values()))
@@ -212,7 +210,7 @@ class PendingConnections:
 
 
 def source_of(address: str) -> ConnectionSource:
-    """Return the source of a peer's address. Text that is not host:port is its own source."""
+    """Text that is not host:port is its own source."""
     try:
         host, _ = parse_address(address)
         numeric = ipaddress.ip_address(host)

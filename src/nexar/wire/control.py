@@ -1,7 +1,6 @@
 """Control messages: the bodies of CONTROL frames, as tagged MessagePack structs.
 
-A tag is the wire format: never reuse one. Add new messages to `Message`; an older node decodes an unknown tag as
-`Unknown`, drops it and counts it. New fields need a default; an older node ignores them.
+Never reuse a tag. Add new messages to `Message`. New fields need a default: an older node ignores them.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ Instance: TypeAlias = tuple[int, int, int]
 
 
 class MessageError(ValueError):
-    """The bytes are not a valid control message: the peer broke the protocol."""
+    """The peer sent bytes that are not a control message."""
 
 
 class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True): ...
 
 
 class Ping(_Base, frozen=True, tag="ping"):
-    """The receiver answers with a Pong of the same number."""
+    """Answered by a Pong with the same number."""
 
     number: int
 
@@ -48,14 +47,14 @@ class Pong(_Base, frozen=True, tag="pong"):
 
 
 class Goodbye(_Base, frozen=True, tag="goodbye"):
-    """The sender leaves. Carries the reason, and a traceback if it raised."""
+    """The sender leaves, with the reason and a traceback if it raised."""
 
     reason: str
     traceback: str | None = None
 
 
 class Introduce(_Base, frozen=True, tag="introduce"):
-    """First message of the dialer: its rank and its membership's epoch. The handshake has proven its identity."""
+    """First message of the dialer, whose identity the handshake has proven."""
 
     rank: int
     epoch: int
@@ -68,7 +67,7 @@ class Introduce(_Base, frozen=True, tag="introduce"):
 
 
 class Introduced(_Base, frozen=True, tag="introduced"):
-    """Positive answer to Introduce: the rank and epoch of the answerer. The connection is now a link."""
+    """Positive answer to Introduce: the connection is now a link."""
 
     rank: int
     epoch: int
@@ -79,7 +78,7 @@ class Introduced(_Base, frozen=True, tag="introduced"):
 
 
 class Declined(_Base, frozen=True, tag="declined"):
-    """Negative answer to Introduce. The sender closes the connection after it."""
+    """Negative answer to Introduce; the sender then closes the connection."""
 
     reason: str
     superseded: bool = False
@@ -89,9 +88,9 @@ class Declined(_Base, frozen=True, tag="declined"):
 
 
 class CallMismatch(_Base, frozen=True, tag="disagreed"):
-    """Ranks made different calls for one collective: all of them raise, and the communicator is revoked.
+    """Ranks made different calls for one collective: all raise, and the communicator is revoked.
 
-    Each rank forwards it once on its own links, so delivery does not depend on one particular link.
+    Each rank forwards it once on its own links, so delivery depends on no particular link.
     """
 
     communicator: int
@@ -102,7 +101,7 @@ class CallMismatch(_Base, frozen=True, tag="disagreed"):
 
 
 class Blamed(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that another rank waited for in vain."""
+    """A rank that another one waited for."""
 
     rank: int
     missing: str = ""
@@ -112,7 +111,7 @@ class Blamed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallAborted(_Base, frozen=True, tag="gave_up"):
-    """A rank left a collective without a result, so no rank can complete it. Forwarded like CallMismatch."""
+    """A rank left a collective, so no rank can complete it. Forwarded like CallMismatch."""
 
     communicator: int
     generation: int
@@ -128,8 +127,8 @@ class CallAborted(_Base, frozen=True, tag="gave_up"):
 
 
 class ProgressQuery(_Base, frozen=True, tag="inquire"):
-    """Asks for the progress of one collective; the answer is a ProgressReply with the same number. Number 0 wants no
-    answer. A negative sequence asks what the rank does in general.
+    """Asks for the progress of a collective; with a negative sequence, what the rank does in general. Number 0 wants no
+    answer.
     """
 
     communicator: int
@@ -174,9 +173,7 @@ class CurrentCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(_Base, frozen=True, tag="beat"):
-    """Heartbeat, with the sender's current calls. A receiver with a higher epoch sends back the changes that the sender
-    missed.
-    """
+    """Heartbeat. A receiver with a higher epoch sends back the changes that the sender missed."""
 
     epoch: int
     doing: tuple[CurrentCall, ...] = ()
@@ -185,9 +182,7 @@ class Beat(_Base, frozen=True, tag="beat"):
 
 
 class Suspect(_Base, frozen=True, tag="suspect"):
-    """The node `by` cannot reach `node`. A hint: the receiver probes by itself. Also forwarded to the suspect, which
-    then tries to reach the node that suspects it.
-    """
+    """The node `by` cannot reach `node`. A hint: the receiver probes by itself; the suspect tries to reach `by`."""
 
     epoch: int
     node: int
@@ -196,21 +191,21 @@ class Suspect(_Base, frozen=True, tag="suspect"):
 
 
 class BallotNumber(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Paxos ballot number: the higher one wins; no two nodes use the same."""
+    """Paxos ballot number, unique to its proposer."""
 
     round: int
     node: int
 
 
 class Prepare(_Base, frozen=True, tag="prepare"):
-    """A proposer asks the acceptors to promise to ignore lower ballots."""
+    """Asks an acceptor to promise to ignore lower ballots."""
 
     instance: Instance
     ballot: BallotNumber
 
 
 class Promise(_Base, frozen=True, tag="promise"):
-    """Answer to Prepare, with the value that the acceptor accepted in the highest ballot so far."""
+    """Answer to Prepare, with the value accepted in the highest ballot."""
 
     instance: Instance
     ballot: BallotNumber
@@ -219,7 +214,7 @@ class Promise(_Base, frozen=True, tag="promise"):
 
 
 class Accept(_Base, frozen=True, tag="accept"):
-    """A proposer with a quorum of promises asks the acceptors to accept this value."""
+    """Asks an acceptor to accept this value; a quorum has promised."""
 
     instance: Instance
     ballot: BallotNumber
@@ -229,7 +224,7 @@ class Accept(_Base, frozen=True, tag="accept"):
 
 
 class Accepted(_Base, frozen=True, tag="accepted"):
-    """Answer to Accept. A value that a quorum accepts in one ballot is chosen for ever."""
+    """Answer to Accept. A value that a quorum accepts in one ballot is chosen."""
 
     instance: Instance
     ballot: BallotNumber
@@ -246,14 +241,14 @@ class Rejected(_Base, frozen=True, tag="rejected"):
 
 
 class Chosen(_Base, frozen=True, tag="chosen"):
-    """The chosen value, sent by a node that knows it."""
+    """The chosen value."""
 
     instance: Instance
     value: Value
 
 
 class Revoke(_Base, frozen=True, tag="revoke"):
-    """A rank revokes this generation: every call on it raises. Forwarded like CallMismatch."""
+    """A rank revokes this generation: every call raises. Forwarded like CallMismatch."""
 
     communicator: int
     generation: int
@@ -264,9 +259,7 @@ class Revoke(_Base, frozen=True, tag="revoke"):
 
 
 class StateOffer(_Base, frozen=True, tag="offer"):
-    """A member offers the application's state to a joiner. The state follows on this communicator, whose members are
-    the sender, then the receiver.
-    """
+    """A member offers a joiner the application's state, on this communicator (ranks: sender, receiver)."""
 
     communicator: int
     generation: int
@@ -283,7 +276,7 @@ class CommunicatorClosed(_Base, frozen=True, tag="unheard"):
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A message with an unknown tag. Drop and count it."""
+    """A message of a newer node: drop and count it."""
 
     type: str
 
@@ -304,7 +297,7 @@ _TAGS: Final = frozenset(str(message.__struct_config__.tag) for message in KNOWN
 
 
 def encode(message: Message) -> bytes:
-    """Return the body of a CONTROL frame. Raise MessageError if it is too large to send."""
+    """Return the body of a CONTROL frame. Raise MessageError if it is too large."""
     data = _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError(f"a message of {len(data)} bytes; allowed are {MAX_MESSAGE_BYTES}")
@@ -312,7 +305,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes | bytearray | memoryview) -> Message | Unknown:
-    """Return the message of a CONTROL frame. Raise MessageError for invalid bytes."""
+    """Return the message. Raise MessageError for invalid bytes."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise MessageError(f"a message of {len(body)} bytes; allowed are {MAX_MESSAGE_BYTES}")
     try:
@@ -322,7 +315,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message | Unknown:
 
 
 def _unknown(body: bytes | bytearray | memoryview, cause: Exception) -> Unknown:
-    """Return `Unknown` for an unknown tag; raise MessageError for a malformed message with a known tag."""
+    """Return `Unknown`, or raise MessageError if the tag is known."""
     try:
         found = _type_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

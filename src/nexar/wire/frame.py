@@ -1,19 +1,8 @@
 """The frame header, and FrameReader and next_frame, which find frames in a byte stream.
 
-A frame is HEADER_BYTES of header and exactly `body` bytes. So a reader finds the next frame from the header alone: it
-can skip an unknown kind, and rejects an oversized frame before it allocates memory.
-
-`length` is the size of the message's array. Only EAGER has the array in its body; after an ENVELOPE, whose body is the
-shape, it follows as a payload.
-
-FrameReader (tls): write to `room()`, call `filled()`, then `next()` until None. A body is a view of the buffer, valid
-until the next `room()`. The buffer grows only when it is full of arrived bytes, never because of a header's claim, up
-to MAX_BUFFER_BYTES, and shrinks when empty. After a FrameError it raises again: a stream cannot be realigned.
-
-Only a CHUNK is returned incomplete, so that its bytes bypass the buffer: the carrier reads the missing `frame.body -
-len(body)` bytes from its socket into place, before it calls `room()` again.
-
-A carrier with its own buffer (a QUIC stream) uses `next_frame`.
+A frame is HEADER_BYTES of header and `body` bytes. So a reader can skip an unknown kind, and rejects an oversized frame
+before it allocates memory. `length` is the size of the message's array, which is in the body of EAGER, and follows
+ENVELOPE as a payload.
 """
 
 from __future__ import annotations
@@ -42,7 +31,7 @@ pack_header = _LAYOUT.pack
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame. Numbers are the wire format: never reuse one."""
+    """Numbers are the wire format: never reuse one."""
 
     EAGER = 1  # a whole message: shape, then `length` bytes
     ENVELOPE = 2  # a message whose payload waits for a grant: shape only
@@ -65,7 +54,7 @@ _EAGER: Final = int(FrameKind.EAGER)  # looking up an enum member in every decod
 
 
 class Lane(IntEnum):
-    """Traffic class on a link; a lower number is sent first."""
+    """Traffic class on a link; lower numbers are sent first."""
 
     CONTROL = 0
     RPC = 1
@@ -87,7 +76,7 @@ class Space(IntEnum):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """A decoded header, in wire order. A struct, because its fields cost a third of a named tuple's."""
+    """A decoded header, in wire order. Not a named tuple, whose fields cost three times as much."""
 
     version: int = VERSION
     kind: int = 0
@@ -115,7 +104,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class FrameError(ValueError):
-    """The bytes are not a valid frame. `field` names the wrong field."""
+    """The bytes are not a valid frame."""
 
     def __init__(self, field: str, found: int, allowed: str) -> None:
         super().__init__(f"frame with {field} {found}; allowed: {allowed}")
@@ -125,12 +114,12 @@ class FrameError(ValueError):
 
 
 def encode(frame: Frame) -> bytes:
-    """Return the header's bytes. The caller appends the body."""
+    """Return the header's bytes, without the body."""
     return pack_header(*astuple(frame))
 
 
 def control_header(body_bytes: int) -> bytes:
-    """Return the header of a control message on a connection that is not a link yet: without node ids."""
+    """Return the header of a control message, without node ids: the connection is not a link yet."""
     return encode(Frame(kind=int(FrameKind.CONTROL), lane=int(Lane.CONTROL), length=body_bytes, body=body_bytes))
 
 
@@ -162,7 +151,7 @@ def encode_shape(shape: tuple[int, ...]) -> bytes:
 
 
 def decode_shape(frame: Frame, body: bytes | bytearray | memoryview) -> tuple[int, ...]:
-    """Return the shape at the start of the body. Raise FrameError for too many dimensions."""
+    """Return the shape. Raise FrameError for too many dimensions."""
     if frame.dimensions > MAX_DIMENSIONS:
         raise FrameError("dimensions", frame.dimensions, f"at most {MAX_DIMENSIONS}")
     return _DIMENSIONS[frame.dimensions].unpack_from(body)
@@ -186,8 +175,8 @@ _ZEROS: Final = (0,) * 16  # the fields from `carrier` to `message`, unused in a
 
 
 def next_frame(buffer: Bytes, start: int, end: int, decode: Decode = decode) -> tuple[Frame, int, int] | int:
-    """Return the frame at `start` and the bounds of its body, or the number of missing bytes: of the header while that
-    is incomplete, then of the frame. Raise FrameError.
+    """Return the frame at `start` and the bounds of its body, or the number of missing bytes: of the header, then of
+    the frame. Raise FrameError.
     """
     body = start + HEADER_BYTES
     if body > end:
@@ -198,22 +187,29 @@ def next_frame(buffer: Bytes, start: int, end: int, decode: Decode = decode) -> 
 
 
 def encode_chunk(transfer: int, offset: int, size: int) -> bytes:
-    """Return the header of a piece of payload; an empty payload is one empty piece."""
+    """Return the header of a piece of payload; an empty payload has one."""
     return pack_header(VERSION, _CHUNK, _BULK, *_ZEROS, transfer, 0, offset, size)
 
 
 def encode_finish(count: int) -> bytes:
-    """Return the header of FINISH; the peer's carrier checks `count`."""
+    """Return the header of FINISH, whose `count` the peer checks."""
     return pack_header(VERSION, _FINISH, _CONTROL, *_ZEROS, 0, 0, count, 0)
 
 
 class FrameReader:
-    """The receiving end of one byte stream. Only the driver thread may use it."""
+    """The receiving end of one byte stream (tls). Driver only.
+
+    Write to `room()`, call `filled()`, then `next()` until None. The buffer grows only when full of arrived bytes, not
+    because of an announced size, up to MAX_BUFFER_BYTES. After a FrameError every call raises: a stream cannot be
+    realigned.
+
+    Only a CHUNK is returned incomplete: the caller reads the missing `frame.body - len(body)` bytes from its socket
+    into place, before it calls `room()` again.
+    """
 
     __slots__ = ("_end", "_first_bytes", "_pending", "_start", "_view", "decode")
 
     def __init__(self, decode: Decode = decode, first_bytes: int = FIRST_BUFFER_BYTES) -> None:
-        """`first_bytes` is the size of the empty buffer."""
         self.decode = decode  # checks the next headers; may be replaced at any time
         self._first_bytes = first_bytes
         self._view = memoryview(bytearray(first_bytes))
@@ -222,7 +218,7 @@ class FrameReader:
         self._pending: Frame | None = None  # header at _start, decoded, while its body is incomplete
 
     def room(self) -> memoryview:
-        """Return where to write; never empty after `next()` returned None. Invalidates earlier views."""
+        """Return where to write; not empty after `next()` returned None. Invalidates earlier bodies."""
         start, end = self._start, self._end
         if start == end:
             if len(self._view) != self._first_bytes:
@@ -237,7 +233,7 @@ class FrameReader:
         self._end += count
 
     def next(self) -> tuple[Frame, memoryview] | None:
-        """Return the next frame and its body, or None. Raise FrameError. Only a CHUNK may be incomplete."""
+        """Return the next frame and its body, or None. Raise FrameError."""
         start = self._start
         frame = self._pending
         if frame is None:
@@ -253,7 +249,7 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Not 0 at the end of a stream: it was cut."""
+        """Not 0 at the end of a cut stream."""
         return self._end - self._start
 
     @property
@@ -269,7 +265,6 @@ class FrameReader:
         return frame, arrived
 
     def _make_room(self) -> None:
-        """Move the held bytes to the front, or double the buffer if that frees too little."""
         held = self._end - self._start
         if len(self._view) - held < _LEAST_ROOM_BYTES and len(self._view) < MAX_BUFFER_BYTES:
             self._resize(min(2 * len(self._view), MAX_BUFFER_BYTES))

@@ -1,8 +1,7 @@
 """The hello, which each side of a connection sends first: protocol version, node id, role, capabilities.
 
-The version is outside the encoding that may change: two bytes of magic, two of version, then MessagePack. So two
-versions that understand nothing else still detect the mismatch. Join messages have the same prefix, so a refusal by a
-seed of another version is recognised. Another frame version fails earlier, with a FrameError.
+Magic and version precede the MessagePack, also in join messages: versions that understand nothing else detect the
+mismatch. Another frame version fails earlier, with a FrameError.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class HandshakeError(ValueError):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Identity, role and capabilities of the dialer or the answerer."""
+    """The dialer or the answerer."""
 
     node: int
     role: Role
     capabilities: frozenset[str] = frozenset()
-    """Transports, native package, features. Each pair uses those that both have."""
+    """Names of the schemes that the node has; may name features too. Each pair uses those that both have."""
     nonce: bytes = b""
     """The answer's proof covers it. NONCE_BYTES long for joining roles; otherwise it may be empty."""
 
@@ -49,12 +48,12 @@ _decoder: Final = msgspec.msgpack.Decoder(Hello)
 
 
 def encode_hello(hello: Hello, version: int = PROTOCOL_VERSION) -> bytes:
-    """Return the body of a HELLO frame. Raise HandshakeError if it exceeds MAX_HELLO_BYTES."""
+    """Return the body of a HELLO frame. Raise HandshakeError above MAX_HELLO_BYTES."""
     return add_prefix(_encoder.encode(hello), MAX_HELLO_BYTES, version)
 
 
 def decode_hello(body: bytes | bytearray | memoryview) -> Hello:
-    """Return the hello. Raise VersionMismatch for another protocol version, HandshakeError for invalid bytes."""
+    """Return the hello. Raise VersionMismatch or, for invalid bytes, HandshakeError."""
     content = strip_prefix(body, MAX_HELLO_BYTES)
     try:
         hello = _decoder.decode(content)
@@ -80,7 +79,7 @@ def _check(hello: Hello) -> None:
 
 
 def add_prefix(content: bytes, limit: int, version: int = PROTOCOL_VERSION) -> bytes:
-    """Return the content with magic and version in front. Raise HandshakeError if that exceeds `limit` bytes."""
+    """Return the content after magic and version. Raise HandshakeError above `limit` bytes."""
     body = _PREFIX.pack(_MAGIC, version) + content
     if len(body) > limit:
         raise HandshakeError(f"a message of {len(body)} bytes; allowed are {limit}")
@@ -88,7 +87,7 @@ def add_prefix(content: bytes, limit: int, version: int = PROTOCOL_VERSION) -> b
 
 
 def strip_prefix(body: bytes | bytearray | memoryview, limit: int) -> memoryview:
-    """Return the content after the prefix. Raise VersionMismatch or, for a bad prefix, HandshakeError."""
+    """Return the content. Raise VersionMismatch or, for a bad prefix, HandshakeError."""
     version = version_of(body, limit)
     if version != PROTOCOL_VERSION:
         raise VersionMismatch(ours=PROTOCOL_VERSION, theirs=version)
@@ -96,7 +95,7 @@ def strip_prefix(body: bytes | bytearray | memoryview, limit: int) -> memoryview
 
 
 def version_of(body: bytes | bytearray | memoryview, limit: int = MAX_HELLO_BYTES) -> int:
-    """Return the sender's protocol version. Raise HandshakeError for a bad prefix or size."""
+    """Return the sender's protocol version. Raise HandshakeError."""
     if not _PREFIX.size <= len(body) <= limit:
         raise HandshakeError(f"a message of {len(body)} bytes; allowed are {_PREFIX.size} to {limit}")
     magic, version = _PREFIX.unpack_from(body)

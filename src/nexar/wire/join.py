@@ -1,34 +1,28 @@
 """Join messages: the bodies of CONTROL frames between a seed and a joiner, launcher or observer, after the hello.
 
-    candidate, launcher or onlooker                     seed
-    Hello ───────────────────────────────→
-          ←─────────────────────────────── Challenge             the seed proves first that it knows the secret
-    JoinRequest, ReserveRanks, WatchStatus →                     then the other side does
-          ←─────────────────────────────── Welcome               certificate and authority
-    Ready ───────────────────────────────→                       candidate: its certificate is in place; accepts dials
-          ←─────────────────────────────── Current               candidate of a formed cluster: the members, also after
-                                                                 each change
-    FormationQuery ──────────────────────→                       candidate that waits for the others
-          ←─────────────────────────────── FormationProgress     who joined, and who was refused
-          ←─────────────────────────────── Committed or FormationFailed
-    Connected or StartFailed ────────────→                       member of the first membership: has its links, or not
-          ←─────────────────────────────── Started               all of them have; else FormationFailed
-    Renew, ChildDied, Leave ─────────────→
-    RunFailed ───────────────────────────→                       launcher: one of its children failed
-          ←─────────────────────────────── RunFailed             all launchers: the failure that stops the run
-          ←─────────────────────────────── Renewed
-          ←─────────────────────────────── WaitingJoiners        members: who waits to join
-          ←─────────────────────────────── MemberDied            members: a hint
-    StatusUpdate ────────────────────────→                       a member's status report, once a second
-    LivenessQuery, LivenessReply ←───────→ LivenessQuery, LivenessReply
-    SeedPaxosMessage ←───────────────────→ SeedPaxosMessage      Paxos between a member and the seed
-    StatusPageRequest ───────────────────→                       observer (role "onlooker"), which gets nothing else
-          ←─────────────────────────────── StatusPageReply       answer to WatchStatus and each StatusPageRequest
-          ←─────────────────────────────── JoinRefusedMessage    at any time; the seed then closes the connection
+    candidate, launcher or onlooker                    seed
+    Hello ───────────────────────────────────────→
+          ←─────────────────────────────────────── Challenge
+    JoinRequest, ReserveRanks or WatchStatus ────→
+          ←─────────────────────────────────────── Welcome
+    Ready ───────────────────────────────────────→
+          ←─────────────────────────────────────── Current: if the cluster has formed, also after changes
+    FormationQuery ──────────────────────────────→
+          ←─────────────────────────────────────── FormationProgress
+          ←─────────────────────────────────────── Committed or FormationFailed
+    Connected or StartFailed ────────────────────→
+          ←─────────────────────────────────────── Started or FormationFailed
+    Renew ───────────────────────────────────────→
+          ←─────────────────────────────────────── Renewed
+    StatusUpdate, ChildDied, RunFailed, Leave ───→
+          ←─────────────────────────────────────── WaitingJoiners, MemberDied, RunFailed
+    LivenessQuery, LivenessReply, SeedPaxosMessage ←→
+    StatusPageRequest ───────────────────────────→
+          ←─────────────────────────────────────── StatusPageReply: an observer ("onlooker") gets nothing else
+          ←─────────────────────────────────────── JoinRefusedMessage: at any time
 
-Every message has the prefix of `wire.hello`, so another version is distinguished from invalid bytes. Never reuse a tag,
-and give new fields a default. A message that not every node of this version knows is sent only to nodes whose
-capabilities name it, so an unknown tag is an error.
+Never reuse a tag; new fields need a default. A message that not every node of this version knows is sent only to nodes
+whose capabilities name it, so an unknown tag is an error.
 
 Messages of unauthenticated peers are bounded before decoding (MAX_UNVERIFIED_BYTES), and so is each field. Text for
 people has no control characters: a peer cannot add a line to another node's log.
@@ -83,7 +77,7 @@ Addresses: TypeAlias = Mapping[Scheme, tuple[Address, ...]]
 
 
 def count_addresses(addresses: Addresses) -> int:
-    """Return the number of addresses of all schemes. Raise ValueError if a node has more than MAX_ADDRESSES."""
+    """Return their number. Raise ValueError above MAX_ADDRESSES."""
     count = sum(map(len, addresses.values()))
     if count > MAX_ADDRESSES or len(addresses) > MAX_ADDRESSES:
         raise ValueError(f"a node with {max(count, len(addresses))} addresses; allowed are {MAX_ADDRESSES}")
@@ -91,7 +85,7 @@ def count_addresses(addresses: Addresses) -> int:
 
 
 def check_node(node: int) -> int:
-    """Return `node`. Raise ValueError if it is not a node id: 64 bits, not 0."""
+    """Return `node`. Raise ValueError unless it is 1 to MAX_NODE."""
     if not 1 <= node <= MAX_NODE:
         raise ValueError(f"{node} is not the id of a node: 1 to 2**64-1")
     return node
@@ -101,7 +95,7 @@ class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True): 
 
 
 class Challenge(_Base, frozen=True, tag="challenge"):
-    """The seed's answer to a hello. The proof covers both nonces; the joiner checks it before it sends more."""
+    """The seed's proof over both nonces, which the joiner checks before it sends more."""
 
     nonce: _Nonce
     proof: _Proof
@@ -131,7 +125,7 @@ class JoinRequest(_Base, frozen=True, tag="apply"):
     """It sends Connected or StartFailed as a member of the first membership, and waits for Started."""
 
     def __post_init__(self) -> None:
-        """Check the totals that single fields do not bound. Decoding calls it too."""
+        """Decoding calls it too."""
         count_addresses(self.addresses)
         check_node(self.launcher or 1)
 
@@ -150,7 +144,7 @@ class ReserveRanks(_Base, frozen=True, tag="reserve"):
 
 
 class Welcome(_Base, frozen=True, tag="welcome"):
-    """The seed admits the other side. The membership follows when all are present."""
+    """The seed admits the other side."""
 
     cluster: Annotated[str, Meta(min_length=1, max_length=64, pattern=ONE_LINE)]
     certificate: _Certificate
@@ -169,25 +163,25 @@ class Welcome(_Base, frozen=True, tag="welcome"):
 
 
 class Ready(_Base, frozen=True, tag="ready"):
-    """The candidate's certificate is in place. The seed sends the membership only after all candidates are ready."""
+    """The candidate's certificate is in place; it accepts dials. The seed commits only when all are ready."""
 
 
 class Committed(_Base, frozen=True, tag="committed"):
-    """The committed membership, when all ranks are present or a later joiner is admitted."""
+    """The membership, when all ranks are present or a later joiner is admitted."""
 
     membership: _Encoded
     """As `cluster.membership` encodes it."""
 
 
 class Current(_Base, frozen=True, tag="current"):
-    """The members that a candidate of a formed cluster waits to join. They decide when; Committed follows."""
+    """The members that a candidate waits to join. They decide when."""
 
     membership: _Encoded
     """As `cluster.membership` encodes it."""
 
 
 class Connected(_Base, frozen=True, tag="connected"):
-    """A member of the first membership has its links and waits for Started."""
+    """A member of the first membership has its links."""
 
 
 class StartFailed(_Base, frozen=True, tag="start_failed"):
@@ -202,7 +196,7 @@ class Started(_Base, frozen=True, tag="started"):
 
 
 class FormationQuery(_Base, frozen=True, tag="inquire"):
-    """A candidate asks which ranks are missing. The answer is FormationProgress."""
+    """A candidate asks which ranks are missing."""
 
 
 class FormationProgress(_Base, frozen=True, tag="progress"):
@@ -219,7 +213,7 @@ class FormationProgress(_Base, frozen=True, tag="progress"):
 
 
 class FormationFailed(_Base, frozen=True, tag="formation_failed"):
-    """The cluster did not form or did not start. The seed closes the connection after it."""
+    """The cluster did not form or did not start. The seed then closes the connection."""
 
     joined: tuple[_Line, ...]
     expected: _Count
@@ -233,7 +227,7 @@ class FormationFailed(_Base, frozen=True, tag="formation_failed"):
 
 
 class JoinRefusedMessage(_Base, frozen=True, tag="refused"):
-    """The seed refuses the join request, and a retry will not help. It closes the connection after it."""
+    """The seed refuses; a retry will not help. It then closes the connection."""
 
     reason: _Lines
     expelled: _Number = 0
@@ -255,7 +249,7 @@ class Renewed(_Base, frozen=True, tag="renewed"):
 
 
 class ChildDied(_Base, frozen=True, tag="child_died"):
-    """A launcher's child process ended."""
+    """A launcher's child ended."""
 
     rank: _Rank
     cause: _Cause
@@ -287,14 +281,14 @@ class Leave(_Base, frozen=True, tag="leave"):
 
 
 class SeedPaxosMessage(_Base, frozen=True, tag="word"):
-    """A Paxos message between a member and the seed about the next membership."""
+    """Paxos about the next membership, between a member and the seed."""
 
     body: Annotated[bytes, Meta(min_length=1, max_length=MAX_PAXOS_BYTES)]
     """As `wire.control` encodes it."""
 
 
 class MemberDied(_Base, frozen=True, tag="died"):
-    """The seed knows from a launcher or a broken connection that a member is gone. A hint that members verify."""
+    """A launcher or a broken connection showed that a member is gone. A hint that members verify."""
 
     node: Node
     epoch: _Epoch
@@ -303,9 +297,7 @@ class MemberDied(_Base, frozen=True, tag="died"):
 
 
 class LivenessQuery(_Base, frozen=True, tag="are_you_there"):
-    """Asks whether the peer is alive: another node reported it dead, or its vote is needed. The answer is a
-    LivenessReply with the same number.
-    """
+    """Asks whether the receiver is alive: another node reported it dead, or its vote is needed."""
 
     number: _Number
 
@@ -317,20 +309,20 @@ class LivenessReply(_Base, frozen=True, tag="here"):
 
 
 class WaitingJoiners(_Base, frozen=True, tag="waiting"):
-    """All ready candidates that wait to become members, in order of arrival."""
+    """To members: all ready candidates, in order of arrival."""
 
     members: Annotated[tuple[_Encoded, ...], Meta(max_length=MAX_RANKS)] = ()
     """Each as `cluster.membership` encodes a member."""
 
 
 class WatchStatus(_Base, frozen=True, tag="watch"):
-    """An observer authenticates to read the status board."""
+    """An observer authenticates."""
 
     proof: _Proof
 
 
 class StatusPageRequest(_Base, frozen=True, tag="look"):
-    """An observer asks for the rows of the status board from `first` on."""
+    """An observer asks for rows of the status board."""
 
     first: _Number = 0
 
@@ -342,7 +334,7 @@ class StatusPageReply(_Base, frozen=True, tag="shown"):
 
 
 class StatusUpdate(_Base, frozen=True, tag="news"):
-    """A member's status report. It has no answer; only the newest counts."""
+    """A member's status report, once a second."""
 
     body: Annotated[bytes, Meta(max_length=MAX_STATUS_BYTES)]
     """As `wire.status` encodes it."""
@@ -367,15 +359,13 @@ _decoder: Final[msgspec.msgpack.Decoder[JoinMessage]] = msgspec.msgpack.Decoder(
 
 
 def encode_join(message: JoinMessage, version: int = PROTOCOL_VERSION) -> bytes:
-    """Return the body of a CONTROL frame. Raise HandshakeError if it exceeds what the receiver accepts then."""
+    """Return the body of a CONTROL frame. Raise HandshakeError above the receiver's limit."""
     limit = MAX_UNVERIFIED_BYTES if isinstance(message, _FROM_UNVERIFIED) else MAX_JOIN_BYTES
     return add_prefix(_encoder.encode(message), limit, version)
 
 
 def decode_join(body: bytes | bytearray | memoryview, limit: int) -> JoinMessage:
-    """Return the join message. Raise VersionMismatch for another protocol version, HandshakeError for bytes that are
-    not a valid message of at most `limit` bytes.
-    """
+    """Return the message. Raise VersionMismatch or, for invalid bytes or more than `limit`, HandshakeError."""
     content = strip_prefix(body, limit)
     try:
         return _decoder.decode(content)

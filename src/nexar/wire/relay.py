@@ -1,8 +1,7 @@
 """The header of a relayed frame: its route, and its position in an end-to-end order.
 
-A RELAY frame's body is this header, the route and the carried bytes. The route names nodes, never ranks, so a
-membership change cannot redirect it. It lists every node from source to destination, none twice, so a frame cannot
-loop.
+A RELAY frame's body is this header, the route and the carried bytes. The route lists every node (not rank, which may
+change) from source to destination, none twice: a frame cannot loop.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NODE: Final = struct.Struct("<Q")
 
 
 class RelayKind(IntEnum):
-    """The content of a relayed frame. Numbers are the wire format: never reuse one."""
+    """Numbers are the wire format: never reuse one."""
 
     FRAME = 1  # number `sequence` of the link's frames
     ACK = 2  # all frames below `ack` have arrived; `sequence` is 1 in answer to a PROBE
@@ -35,7 +34,7 @@ class RelayKind(IntEnum):
 
 
 class RelayHeader(NamedTuple):
-    """The decoded header of a relayed frame."""
+    """The decoded header."""
 
     kind: int
     hops: int
@@ -99,7 +98,7 @@ def encode_node(node: NodeId) -> bytes:
 
 
 def decode_node(body: Bytes) -> NodeId:
-    """Return the node that a BROKEN names. Raise FrameError for a body of another size."""
+    """Return the node in a BROKEN. Raise FrameError."""
     if len(body) != _NODE.size:
         raise FrameError("body", len(body), f"{_NODE.size} bytes, the id of a node")
     return int(_NODE.unpack_from(body)[0])

@@ -1,7 +1,7 @@
 """Bodies of remote calls and their answers.
 
 A body is a head, the sizes of its pieces, a text (the function's name, or an error) and the pieces of an encoded value.
-More than one piece means large arrays; each then starts aligned, so that it can be used in place.
+If there are several, each starts aligned, so that a large array can be used in place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALIGNMENT: Final = 64
 
 
 class BodyKind(IntEnum):
-    """The kind of a body. Numbers are the wire format: never reuse one."""
+    """Numbers are the wire format: never reuse one."""
 
     CALL = 1  # call the function that the text names
     CALL_BY_NUMBER = 2  # call the function with this number
@@ -39,7 +39,7 @@ _CALLS: Final = frozenset((BodyKind.CALL, BodyKind.CALL_BY_NUMBER, BodyKind.WITH
 
 
 class Body(NamedTuple):
-    """The decoded body of a call or an answer."""
+    """A decoded call or answer."""
 
     what: BodyKind
     text: str = ""
@@ -51,7 +51,7 @@ class Body(NamedTuple):
 
     @property
     def is_call(self) -> bool:
-        """Whether it is a call or its cancellation, not an answer."""
+        """True also for a cancellation."""
         return self.what in _CALLS
 
     @property
@@ -62,14 +62,14 @@ class Body(NamedTuple):
 def call(
     function: str | int, seconds: float, pieces: Sequence[memoryview] = (), *, pickled: bool = False
 ) -> memoryview:
-    """Return the encoded body of a call."""
+    """Return the body of a call."""
     if isinstance(function, int):
         return encode(Body(BodyKind.CALL_BY_NUMBER, "", function, seconds, pickled, pieces))
     return encode(Body(BodyKind.CALL, function, 0, seconds, pickled, pieces))
 
 
 def encode(body: Body) -> memoryview:
-    """Return the encoded body. Raise ValueError if it exceeds MAX_BODY_BYTES."""
+    """Return the body. Raise ValueError above MAX_BODY_BYTES."""
     text = body.text.encode(errors="replace")[:MAX_TEXT_BYTES]
     sizes = [len(piece) for piece in body.pieces]
     starts, end = _places(len(text), sizes)
@@ -90,7 +90,7 @@ def encode(body: Body) -> memoryview:
 
 
 def decode(row: memoryview) -> Body:
-    """Return the body; its pieces share the memory of `row`. Raise ValueError for invalid bytes."""
+    """Return the body, with pieces in the memory of `row`. Raise ValueError."""
     if len(row) < _HEAD.size:
         raise ValueError(f"a body of {len(row)} bytes is too short")
     what, pickled, number, text_bytes, count, seconds = _HEAD.unpack_from(row)

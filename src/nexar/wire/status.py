@@ -1,10 +1,7 @@
-"""Status reports, which members send to the seed once a second, and the pages of the seed's status board.
+"""Status reports of members to the seed, and the pages of the seed's status board.
 
-The board also shows what the seed knows by itself: which member is lost, and why. Times are ages in seconds, because
-the clocks of two hosts cannot be compared.
-
-Every text is one printable line of bounded length, and every list and number is bounded, so a lying member can fill
-only its own row.
+Times are ages in seconds, because the clocks of two hosts cannot be compared. Every text, list and number is bounded,
+and text is one printable line, so a lying member can fill only its own row.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ State: TypeAlias = Literal["running", "waiting", "stuck", "lost", "left"]
 
 
 class PeerTraffic(msgspec.Struct, frozen=True, array_like=True):
-    """Traffic between the member and one peer."""
+    """Traffic with one peer."""
 
     rank: _Rank
     carriers: Annotated[str, Meta(max_length=64, pattern=ONE_LINE)]
@@ -90,7 +87,7 @@ class StatusReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StatusRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One present or former member on the board."""
+    """One present or former member."""
 
     node: Annotated[int, Meta(ge=1)]
     rank: _Rank
@@ -132,13 +129,13 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(StatusReport)
 
 
-def encode_status_report(bulletin: StatusReport) -> bytes:
+def encode_status_report(report: StatusReport) -> bytes:
     """Return the body of a StatusUpdate."""
-    return _encoder.encode(bulletin)
+    return _encoder.encode(report)
 
 
 def decode_status_report(body: bytes) -> StatusReport | None:
-    """Return the report, or None for invalid bytes, which do not cost the member its session."""
+    """Return None for invalid bytes, which do not cost the member its session."""
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

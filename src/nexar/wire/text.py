@@ -1,7 +1,7 @@
-"""Patterns and functions that restrict text from other nodes to printable lines.
+"""Restrict text from other nodes to printable lines.
 
-The result of `line` always matches ONE_LINE. Both exclude every invisible character: not only terminal control codes,
-but also direction overrides and zero-width characters, with which a member could imitate another's row.
+`line` and ONE_LINE exclude every invisible character, also direction overrides and zero-width ones, with which a member
+could imitate another's row.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _hidden: Final = re.compile(f"[{_HIDDEN}]")
 
 
 def line(text: str, most: int = 120) -> str:
-    """Return `text` as one printable line, cut to `most` characters."""
+    """Return one printable line of at most `most` characters."""
     plain = _hidden.sub(" ", text)
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def few_lines(text: str, most: int = 1000) -> str:
-    """Return `text` as printable lines, cut to `most` characters."""
+    """Return printable lines of at most `most` characters in all."""
     plain = "\n".join(_hidden.sub(" ", each) for each in text.split("\n"))
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def foreign_line(text: str) -> str:
-    """Return `text` with a space for each unprintable character, so that it cannot add lines or colours to our logs."""
+    """Return `text` with spaces for unprintable characters: it cannot add lines or colours to our logs."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def foreign_lines(text: str) -> str:
-    """Return a text of several lines, such as a traceback, without unprintable characters."""
+    """Return several lines without unprintable characters."""
     return printable(text)

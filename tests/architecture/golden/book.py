@@ -33,7 +33,7 @@ What is sent or stored is not what it was, so nodes of the last release, or file
   An array-like struct sends no names: for an attribute that was renamed, enter the old name in
   tests/architecture/golden/filling.py, FIRST_NAMES.
 - Intended: first decide about the version. A new field that has a default, at the end of an array-like struct or in a
-  map, is ignored by older nodes. Everything else on the wire needs another PROTOCOL_VERSION (wire/handshake.py, now
+  map, is ignored by older nodes. Everything else on the wire needs another PROTOCOL_VERSION (wire/hello.py, now
   {PROTOCOL_VERSION}), and everything else in a file another number of its format. Then write the golden file anew:
 
       {ADD} --change
@@ -53,7 +53,7 @@ def samples() -> dict[str, Sample]:
 def golden() -> dict[str, str]:
     """What the file holds, without the keys that cannot be made here."""
     content: dict[str, str] = json.loads(PATH.read_text("utf-8"))
-    native = quic.available() is None
+    native = quic.missing_support() is None
     return {key: text for key, text in content.items() if native or not key.startswith(NATIVE)}
 
 

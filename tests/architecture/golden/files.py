@@ -16,7 +16,7 @@ from nexar.cli.doctor import observations
 from nexar.cli.doctor.report import report_json
 from nexar.cluster import seed_state
 from nexar.cluster.decisions.paxos import Vote
-from nexar.cluster.membership import Member, Membership, decode_member, encode_member
+from nexar.cluster.membership import Member, Membership, decode_member, encode_member, encode_membership
 from nexar.collectives import trace_writer
 from nexar.config import Config, settings
 from nexar.launch import entry, rendezvous, seed_process
@@ -174,7 +174,7 @@ def _status_facts() -> Iterator[Sample]:
 
 def _bench_lines() -> Iterator[Sample]:
     """What `nexar bench` and its ranks say to each other."""
-    told = protocol.BenchOrder(
+    stated = protocol.BenchOrder(
         measure="all_reduce", count=2, dtype="float32", op="sum", root=1, algorithm="ring", warmups=3, iterations=4,
         check=True,
     )  # fmt: skip
@@ -182,10 +182,10 @@ def _bench_lines() -> Iterator[Sample]:
         protocol.BenchReply(nanoseconds=(1, 2), wrong=3, problem="problem"),
         protocol.RankHello(rank=1, version="2"),
     )
-    assert protocol.parse_order(told.line()) == told
+    assert protocol.parse_order(stated.line()) == stated
     assert protocol.parse_reply(reply.line()) == reply
     assert protocol.parse_hello(hello.line()) == hello
-    yield Sample("bench order", told.line(), "text")
+    yield Sample("bench order", stated.line(), "text")
     yield Sample("bench reply", reply.line(), "text")
     yield Sample("bench hello", hello.line(), "text")
 
@@ -204,4 +204,4 @@ def _membership_in_order() -> Iterator[Sample]:
     member = _members()[0]
     assert decode_member(encode_member(member)) == member
     yield Sample("membership member in canonical order", encode_member(member), "msgpack")
-    yield Sample("membership in canonical order", Membership("cluster", 2, _members()).encode(), "msgpack")
+    yield Sample("membership in canonical order", encode_membership(Membership("cluster", 2, _members())), "msgpack")

@@ -28,13 +28,12 @@ from nexar.collectives import shared_region_layout
 from nexar.collectives.compressed import seed_of
 from nexar.collectives.fingerprint import (
     ROOTS_CHOICE,
-    AlgorithmCode,
     Fingerprint,
-    OperationCode,
     code_of_algorithm,
     counted,
     rooted,
 )
+from nexar.collectives.operations import AlgorithmCode, OperationCode
 from nexar.communicator import communicator, generation, multipart, recovery_methods, serialization, state_transfer
 from nexar.communicator.serialization import decode_object, encode_object
 from nexar.links import messages
@@ -187,7 +186,7 @@ def _numbers() -> Iterator[Sample]:
         "tls connection": {"control": tls_hello.Half.CONTROL, "data": tls_hello.Half.DATA},
         "tls answer": {
             "welcome": tls_hello.HelloAnswer.WELCOME, "refused": tls_hello.HelloAnswer.REFUSED,
-            "certificate refused": tls_hello.HelloAnswer.NOT_BELIEVED,
+            "certificate refused": tls_hello.HelloAnswer.UNVERIFIED,
         },
         "quic stream": _STREAMS,
         "collective": {code.name.lower(): code for code in OperationCode},
@@ -230,7 +229,7 @@ def _check_complete(what: str, table: dict[str, IntEnum]) -> None:
 
 def _fingerprints() -> Iterator[Sample]:
     asked_for = code_of_algorithm("ring", forced=True, deterministic=True)
-    fingerprint = Fingerprint(operation=2, dtype=3, count=4, root=5, reduce_op=6, way=7)
+    fingerprint = Fingerprint(operation=2, dtype=3, count=4, root=5, reduce_op=6, algorithm_code=7)
     yield text("fingerprint of a call", str(tuple(fingerprint)))
     yield text("fingerprint, algorithm that was asked for", str(asked_for))
     yield text("fingerprint, algorithm of the root's choice", str(ROOTS_CHOICE))
@@ -272,14 +271,14 @@ class _Messages:
 
 def _settling_news() -> Iterator[Sample]:
     group: Any = _Messages()
-    assert generation.exchange_completed(group, generation.NEWCOMER, 0.0) == generation.ANYTHING
+    assert generation.exchange_completed(group, generation.NEW_MEMBER, 0.0) == generation.UNCONSTRAINED
     yield Sample("news of a settling generation, of a newcomer", group.sent)
     mine = generation.CompletedCalls(generation=6, number=7)
     assert generation.exchange_completed(group, mine, 0.0) == mine.number
     yield Sample("news of a settling generation", group.sent)
     yield text("news of a settling generation, space, sequence and step",
                 f"{int(group.about.space)} {group.about.sequence:x} {group.about.step}")  # fmt: skip
-    unknown = f"{generation.NOTHING} {generation.ANYTHING}"
+    unknown = f"{generation.NONE_COMPLETED} {generation.UNCONSTRAINED}"
     yield text("news of a settling generation, no call and any call", unknown)
 
 
@@ -431,7 +430,7 @@ def _tls_hellos() -> Iterator[Sample]:
 
 _STREAMS = {
     "ordered": protocol.StreamType.ORDERED, "payload": protocol.StreamType.PAYLOAD,
-    "farewell": protocol.StreamType.FAREWELL,
+    "farewell": protocol.StreamType.ALL_RECEIVED,
 }  # fmt: skip
 
 
@@ -444,7 +443,7 @@ def _quic_preambles() -> Iterator[Sample]:
 
 def _quic_close_codes() -> Iterator[Sample]:
     """Only where the native package is installed: see NATIVE."""
-    if quic.available() is not None:
+    if quic.missing_support() is not None:
         return
     from nexar.transport.quic.protocol import CloseCode
 
@@ -463,10 +462,10 @@ def _records() -> Iterator[Sample]:
     """The record of rank 1 of two, after it has done everything that is written there. The time is blanked."""
     memory = bytearray(2 * shared_region_layout.RECORD_BYTES)
     records = shared_region_layout.RegionRecords(memoryview(memory), 1, 2)
-    fingerprint = Fingerprint(operation=2, dtype=3, count=4, root=5, reduce_op=6, way=7)
+    fingerprint = Fingerprint(operation=2, dtype=3, count=4, root=5, reduce_op=6, algorithm_code=7)
     records.words[records.mine] = 0x11
-    records.give_up(0x21)
-    records.give_up(0x22)
+    records.mark_aborted(0x21)
+    records.mark_aborted(0x22)
     records.take(4, fingerprint)
     records.take(5, fingerprint._replace(count=9))
     records.announce(10, fingerprint)

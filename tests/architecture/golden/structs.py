@@ -19,7 +19,7 @@ from nexar.cli.doctor import observations
 from nexar.cluster import membership
 from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.decisions.resize import ResizeRequest, decode_resize_request, encode_resize_request
-from nexar.cluster.membership import Change, Departure, Membership
+from nexar.cluster.membership import Change, Departure, Membership, decode_membership, encode_membership
 from nexar.cluster.seed_state import _Stored
 from nexar.collectives import flight_recorder, trace_writer
 from nexar.launch import exit_report, rendezvous, seed_process
@@ -71,11 +71,11 @@ def _decode_join(data: bytes) -> Any:
 
 
 def _encode_membership(parts: Any) -> bytes:
-    return Membership(*(getattr(parts, name) for name in parts.__struct_fields__)).encode()
+    return encode_membership(Membership(*(getattr(parts, name) for name in parts.__struct_fields__)))
 
 
 def _decode_membership(data: bytes) -> Any:
-    found = Membership.decode(data)
+    found = decode_membership(data)
     kind = membership._Encoded
     return kind(*(getattr(found, field.name) for field in fields(found)[: len(kind.__struct_fields__)]))
 

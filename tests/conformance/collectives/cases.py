@@ -1,6 +1,6 @@
 """One call of one verb on every rank: what each brings, and what it should have got, by NumPy.
 
-Every rank knows what all of them bring, so each judges its own result; what they got as bytes tells whether all have
+Every rank knows what all of them bring, so each judges its own result; what they got as bytes shows whether all have
 the same. So the same cases run on threads and in processes.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from nexar.arrays.operators import ReduceCode, check, identity, reduction_of
 from nexar.arrays.reduce import finish, folder, rounds
-from nexar.collectives.fingerprint import OperationCode
-from nexar.collectives.schedules.registry import ALGORITHMS
+from nexar.collectives.operations import OperationCode
 from nexar.communicator.communicator import Communicator
 from nexar.errors import UsageError
+from tests.conformance.schedules.cases import ALGORITHMS
 from tests.conformance.schedules.test_arithmetic import DTYPES, NAMES, assert_right, assert_rounded_once, bring
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exclusive_scan")
@@ -252,7 +252,7 @@ def shaped(verb: str, size: int, count: int) -> tuple[int, ...]:
 
 
 def pairs(size: int) -> list[tuple[str, str]]:
-    """Every dtype with every operation that it has. Products of many eights of a byte are too small to be told."""
+    """Every dtype with every operation that it has. Products of many eights of a byte vanish."""
     found = []
     for dtype in DTYPES:
         for name in NAMES:

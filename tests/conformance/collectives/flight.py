@@ -10,7 +10,7 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.request import Request
 from nexar.errors import Cancelled
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 LARGE = 300_000
 """Elements: far more than travels whole."""
@@ -30,10 +30,10 @@ def raises_naming(rank: int) -> Iterator[None]:
 
 
 def await_news(world: Sequence[Communicator], sequence: int) -> None:
-    """Until these have heard that this call was given up. Before, they may have all they need of a small one: then they
+    """Until these know that this call was given up. Before, they may have all they need of a small one: then they
     get its result.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while not all(sequence in comm._context.call_log._aborted for comm in world):
         assert time.monotonic() < deadline, f"not everybody has heard that #{sequence} was given up"
         time.sleep(0.001)

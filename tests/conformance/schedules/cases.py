@@ -5,15 +5,19 @@ from typing import NamedTuple
 import numpy as np
 
 from nexar.arrays.views import Span, split
-from nexar.collectives.fingerprint import OperationCode as Op
+from nexar.collectives.operations import COLLECTIVES, Layout, RootRole, buffers, steps
+from nexar.collectives.operations import OperationCode as Op
 from nexar.collectives.schedule import check_schedules
+from nexar.collectives.schedules.algorithm import Shape
 from nexar.collectives.schedules.blocks import equal
-from nexar.collectives.schedules.registry import ALGORITHMS, Shape, buffers, steps
 from tests.conformance.schedules.interpreter import Arithmetic, Interpreter
 
-WORLDS = [*range(1, 10), 16, 17, 33]
-REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER, Op.SCAN, Op.EXCLUSIVE_SCAN}
-ROOTED = {Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER}
+SMALL_WORLDS = range(1, 10)
+LARGE_WORLDS = (16, 17, 33)
+WORLDS = (*SMALL_WORLDS, *LARGE_WORLDS)
+ALGORITHMS = {row.code: row.algorithms for row in COLLECTIVES.values() if row.same_as is None}
+REDUCING = {operation for operation in ALGORITHMS if COLLECTIVES[operation].operands is not None}
+ROOTED = {operation for operation in ALGORITHMS if COLLECTIVES[operation].root is not RootRole.NONE}
 PIPELINED = {"pipelined_ring", "chain", "direct"}
 ALL = [(operation, name) for operation, names in ALGORITHMS.items() for name in names]
 ORDERED = [
@@ -34,15 +38,18 @@ class Case(NamedTuple):
     """Of all_to_all: all inputs of rank 0, of rank 1, …; the outputs follow from them."""
 
     @property
+    def layout(self):
+        return COLLECTIVES[self.operation].layout
+
+    @property
     def blocks(self):
         if self.spans is not None:
             return self.spans
-        shared = self.operation is Op.REDUCE_SCATTER
-        return split(self.count, self.size) if shared else equal(self.count, self.size)
+        return split(self.count, self.size) if self.layout is Layout.SHARE else equal(self.count, self.size)
 
     def given(self, rank):
         """Spans for the schedule of one rank."""
-        if self.operation is Op.ALL_TO_ALL and self.spans is not None:
+        if self.layout is Layout.EXCHANGED and self.spans is not None:
             return self.inputs(rank) + self.outputs(rank)
         return self.spans
 
@@ -56,14 +63,14 @@ class Case(NamedTuple):
 
     def bring(self, rank):
         """How many elements a rank has to bring."""
-        match self.operation:
-            case Op.ALL_TO_ALL:
+        match self.layout:
+            case Layout.EXCHANGED:
                 return end(self.inputs(rank))
-            case Op.ALL_GATHER | Op.GATHER:
+            case Layout.GATHERED:
                 return self.blocks[rank].count
-            case Op.SCATTER | Op.REDUCE_SCATTER:
+            case Layout.SCATTERED | Layout.SHARE:
                 return end(self.blocks)
-            case Op.BARRIER:
+            case Layout.NONE:
                 return 0
         return self.count
 
@@ -99,12 +106,12 @@ def _memory(case: Case, rank, brought):
 
 
 def _work(case: Case, rank, brought):
-    if case.operation in {Op.ALL_GATHER, Op.GATHER}:
+    if case.layout is Layout.GATHERED:
         work = _rubbish(end(case.blocks), brought.dtype)
         block = case.blocks[rank]
         work[block.start : block.stop] = brought
         return work
-    if case.operation in {Op.BROADCAST, Op.SCATTER} and rank != case.root:
+    if COLLECTIVES[case.operation].root is RootRole.SOURCE and rank != case.root:
         return _rubbish(len(brought), brought.dtype)
     return brought.copy()
 
@@ -114,15 +121,16 @@ def _rubbish(count, dtype):
 
 
 def _got(case: Case, rank, memory):
-    block = case.blocks[rank] if case.operation in {Op.REDUCE_SCATTER, Op.SCATTER} else Span(0, len(memory[0]))
+    row = COLLECTIVES[case.operation]
+    block = case.blocks[rank] if case.layout in {Layout.SHARE, Layout.SCATTERED} else Span(0, len(memory[0]))
     nothing = (
-        case.operation in {Op.REDUCE, Op.GATHER} and rank != case.root,
-        case.operation is Op.EXCLUSIVE_SCAN and rank == 0,
-        case.operation is Op.BARRIER,
+        row.root is RootRole.TARGET and rank != case.root,
+        row.operands is not None and not row.operands(rank, case.size),
+        case.layout is Layout.NONE,
     )
     if any(nothing):
         return None
-    return memory[1] if case.operation is Op.ALL_TO_ALL else memory[0][block.start : block.stop]
+    return memory[1] if case.layout is Layout.EXCHANGED else memory[0][block.start : block.stop]
 
 
 def wanted(case: Case, brought, total):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nexar.collectives.fingerprint import OperationCode as Op
+from nexar.collectives.operations import OperationCode as Op
 from tests.conformance.schedules.arithmetics import Neighbours, Sums
 from tests.conformance.schedules.cases import ALL, ORDERED, REDUCING, Case, compare, tiled
 

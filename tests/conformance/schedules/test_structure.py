@@ -3,11 +3,23 @@
 import numpy as np
 import pytest
 
-from nexar.collectives.fingerprint import OperationCode as Op
+from nexar.collectives.operations import OperationCode as Op
+from nexar.collectives.operations import algorithms_of, steps
 from nexar.collectives.schedule import Combine, Range, RecvStep, SendStep, Step
-from nexar.collectives.schedules.registry import ALGORITHMS, Shape, steps
+from nexar.collectives.schedules.algorithm import Shape
 from tests.conformance.schedules.arithmetics import Neighbours, Sums
-from tests.conformance.schedules.cases import ALL, ORDERED, PIPELINED, REDUCING, ROOTED, WORLDS, Case, compare
+from tests.conformance.schedules.cases import (
+    ALL,
+    LARGE_WORLDS,
+    ORDERED,
+    PIPELINED,
+    REDUCING,
+    ROOTED,
+    SMALL_WORLDS,
+    WORLDS,
+    Case,
+    compare,
+)
 from tests.conformance.schedules.interpreter import Deadlock, Interpreter
 
 QUADRATIC = {Op.ALL_GATHER, Op.GATHER, Op.SCATTER, Op.ALL_TO_ALL}
@@ -24,18 +36,25 @@ def cases(operation, name, size):
                 yield Case(operation, name, size, block, root, segment)
 
 
-@pytest.mark.parametrize("size", WORLDS)
+SIZES = pytest.mark.parametrize(
+    "sizes", [SMALL_WORLDS, pytest.param(LARGE_WORLDS, marks=pytest.mark.full)], ids=["small", "large"]
+)
+
+
+@SIZES
 @pytest.mark.parametrize(("operation", "name"), ALL)
-def test_every_element_ends_where_it_belongs(operation, name, size):
-    for case in cases(operation, name, size):
-        compare(case, Sums())
+def test_every_element_ends_where_it_belongs(operation, name, sizes):
+    for size in sizes:
+        for case in cases(operation, name, size):
+            compare(case, Sums())
 
 
-@pytest.mark.parametrize("size", WORLDS)
+@SIZES
 @pytest.mark.parametrize(("operation", "name"), ORDERED)
-def test_rank_order_is_kept_where_it_is_promised(operation, name, size):
-    for case in cases(operation, name, size):
-        compare(case, Neighbours())
+def test_rank_order_is_kept_where_it_is_promised(operation, name, sizes):
+    for size in sizes:
+        for case in cases(operation, name, size):
+            compare(case, Neighbours())
 
 
 @pytest.mark.parametrize(("operation", "name"), [pair for pair in ALL if pair[0] in REDUCING and pair not in ORDERED])
@@ -46,25 +65,25 @@ def test_what_does_not_promise_rank_order_does_not_keep_it(operation, name):
 
 
 def test_nobody_leaves_a_barrier_before_everybody_has_come():
-    for name in ALGORITHMS[Op.BARRIER]:
+    for name in algorithms_of(Op.BARRIER):
         for size in WORLDS:
             _watch_a_barrier(name, size)
 
 
 def _watch_a_barrier(name, size):
-    """A rank knows who it has heard of; each message brings what its sender knows."""
+    """`known`: the ranks that a rank knows to have come; each message carries those of its sender."""
     schedules = [steps(name, Op.BARRIER, Shape(rank, size, 0)) for rank in range(size)]
     known = [{rank} for rank in range(size)]
-    told = {}
+    reported = {}
     at = [0] * size
     while any(at[rank] < len(schedules[rank]) for rank in range(size)):
         before = list(at)
         for rank in [rank for rank in range(size) if at[rank] < len(schedules[rank])]:
             step = schedules[rank][at[rank]]
-            told.update({(rank, send.peer, send.tag): set(known[rank]) for send in step.sends})
-            heard = [(receive.peer, rank, receive.tag) for receive in step.receives]
-            if all(way in told for way in heard):
-                known[rank].update(*(told[way] for way in heard))
+            reported.update({(rank, send.peer, send.tag): set(known[rank]) for send in step.sends})
+            received = [(receive.peer, rank, receive.tag) for receive in step.receives]
+            if all(way in reported for way in received):
+                known[rank].update(*(reported[way] for way in received))
                 at[rank] += 1
         assert at != before, "deadlock"
     assert all(each == set(range(size)) for each in known)

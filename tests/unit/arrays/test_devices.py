@@ -83,30 +83,30 @@ def staging() -> Staging:
 @pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 3)])
 def test_every_dtype_goes_to_the_host_and_back(staging: Staging, name: str, shape: tuple[int, ...]) -> None:
     given = torch.ones(shape).to(getattr(torch, name))
-    mirror = staging.mirror(given)
-    array = mirror.read()
+    staged = staging.stage(given)
+    array = staged.read()
     assert array.dtype == np.dtype(DTYPES[name])
     assert np.array_equal(array, np.ones(shape, DTYPES[name]))
-    made = mirror.new_array(array)
+    made = staged.new_array(array)
     assert (made.dtype, tuple(made.shape)) == (given.dtype, shape)
     assert not made.numel() or bool((made.to(torch.complex64) == 1).all())
 
 
 def test_everything_is_done_on_the_callers_stream(staging: Staging) -> None:
     adapter: Any = staging.adapter
-    mirror = staging.mirror(torch.ones(3))
-    mirror.write(mirror.read())
-    mirror.new_array(np.zeros(3, np.float32))
+    staged = staging.stage(torch.ones(3))
+    staged.write(staged.read())
+    staged.new_array(np.zeros(3, np.float32))
     assert set(adapter.runtime.used) == {"the current stream of cpu"}
     assert adapter.followed == [(1, "the current stream of cpu")] * 3
 
 
 def test_strided_tensors_are_read_in_order_and_written_in_place(staging: Staging) -> None:
     whole = torch.arange(12.0).reshape(3, 4)
-    mirror = staging.mirror(whole.t()[1:3])
-    array = mirror.read()
+    staged = staging.stage(whole.t()[1:3])
+    array = staged.read()
     assert array.tolist() == [[1, 5, 9], [2, 6, 10]]
-    mirror.write(array + 100)
+    staged.write(array + 100)
     assert whole.tolist() == [[0, 101, 102, 3], [4, 105, 106, 7], [8, 109, 110, 11]]
 
 
@@ -114,12 +114,12 @@ def test_strided_tensors_are_read_in_order_and_written_in_place(staging: Staging
 def test_many_tensors_are_one_copy(staging: Staging, name: str) -> None:
     dtype = getattr(torch, name)
     given = [torch.full(shape, number + 1.0).to(dtype) for number, shape in enumerate([(2,), (2, 2), (), (0,)])]
-    mirrors = [staging.mirror(each) for each in given]
-    flat = mirrors[0].room((7,), mirrors[0].dtype)
-    gather(mirrors, flat).wait()
+    staged_arrays = [staging.stage(each) for each in given]
+    flat = staged_arrays[0].allocate((7,), staged_arrays[0].dtype)
+    gather(staged_arrays, flat).wait()
     assert flat.astype(np.float32).tolist() == [1, 1, 2, 2, 2, 2, 3]
     flat[:] = np.ones(7, flat.dtype)
-    scatter(mirrors, flat)
+    scatter(staged_arrays, flat)
     assert all(bool((each.float() == 1).all()) for each in given)
     assert len(staging.adapter.followed) == 2  # type: ignore[attr-defined]
 
@@ -127,8 +127,8 @@ def test_many_tensors_are_one_copy(staging: Staging, name: str) -> None:
 def test_autograd_learns_of_what_was_written(staging: Staging) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     loss = (parameter * parameter).sum()
-    mirror = staging.mirror(parameter)
-    mirror.write(mirror.read() * 2)
+    staged = staging.stage(parameter)
+    staged.write(staged.read() * 2)
     assert parameter.tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -171,7 +171,7 @@ def test_bits_of_integers_are_reduced() -> None:
 def test_a_graph_that_is_being_captured_cannot_hold_a_message(staging: Staging) -> None:
     staging.adapter.runtime.capturing = True  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="outside of the graph"):
-        staging.mirror(torch.ones(1))
+        staging.stage(torch.ones(1))
 
 
 PLAINLESS = {
@@ -184,7 +184,7 @@ PLAINLESS = {
 @pytest.mark.parametrize("advice", PLAINLESS)
 def test_tensors_without_plain_values_are_refused(staging: Staging, advice: str) -> None:
     with pytest.raises(UsageError, match=advice):
-        staging.mirror(PLAINLESS[advice]())
+        staging.stage(PLAINLESS[advice]())
 
 
 def test_tensors_of_the_cpu_are_none_of_a_device() -> None:
@@ -284,5 +284,5 @@ def test_only_adapters_that_were_used_are_counted(monkeypatch: pytest.MonkeyPatc
     adapters: Any = DeviceRegistry()
     adapters.add(SlateAdapter())
     assert adapters.stats() == {}
-    adapters.find(Slate([1.0])).mirror(Slate([1.0])).read()
+    adapters.find(Slate([1.0])).stage(Slate([1.0])).read()
     assert adapters.stats()["slate"].misses == 1

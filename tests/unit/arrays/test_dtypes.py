@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nexar.arrays.dtypes import RAW, allowed, code_of, describe, dtype_of, is_supported, kind_of
+from nexar.arrays.dtypes import RAW, _kind_name, allowed, code_of, describe, dtype_of, is_supported, kind_of
 from nexar.errors import UsageError
 
 NAMES = [
@@ -53,6 +53,13 @@ def test_what_cannot_travel_is_named(dtype: str) -> None:
 )
 def test_a_dtype_is_of_one_kind(dtype: type, kind: str) -> None:
     assert kind_of(np.dtype(dtype)) == kind
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(ml_dtypes.int4, "integer"), (ml_dtypes.uint4, "integer"), (ml_dtypes.bfloat16, "float")]
+)
+def test_integers_of_ml_dtypes_are_no_floats(dtype: type, kind: str) -> None:
+    assert _kind_name(np.dtype(dtype)) == kind
 
 
 def test_bytes_are_described_as_elements_where_they_are_some() -> None:

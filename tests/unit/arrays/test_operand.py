@@ -28,7 +28,7 @@ def test_what_can_be_had_is_what_was_asked_for() -> None:
     assert memory.copy(array).tolist() == array.tolist()
     assert memory.empty(4, np.dtype(np.int8)).shape == (4,)
     assert memory.adapt(array.T).array.tolist() == array.T.tolist()
-    room = memory.room(adapt(array), (5, 3))
+    room = memory.allocate(adapt(array), (5, 3))
     assert (room.array.shape, room.array.dtype) == ((5, 3), array.dtype)
     assert memory.error is None
 
@@ -38,7 +38,7 @@ def test_a_failed_allocation_becomes_a_placeholder_and_the_first_error_stands() 
     found = memory.take(refused, (2, 3), np.dtype(np.float32))
     assert (found.shape, found.dtype, found.nbytes) == ((2, 3), np.float32, 24)
     first = memory.error
-    room = memory.room(adapt(np.zeros(1)), (HUGE,))
+    room = memory.allocate(adapt(np.zeros(1)), (HUGE,))
     assert room.array.size == HUGE
     assert room.array.reshape(-1)[3:5].shape == (2,)
     assert first is not None
@@ -136,7 +136,7 @@ def test_any_layout_is_read_in_c_order_and_written_back(layout: str) -> None:
     assert operand.result() is given
 
 
-def test_it_tells_whether_what_is_written_is_seen_at_once() -> None:
+def test_it_reports_whether_what_is_written_is_seen_at_once() -> None:
     assert adapt(np.arange(4.0), writable=True).shares
     assert adapt(bytearray(8), writable=True).shares
     assert not adapt(np.arange(8.0)[::2], writable=True).shares
@@ -296,7 +296,7 @@ def slates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slates")
-def test_arrays_that_may_share_memory_are_told_from_others() -> None:
+def test_arrays_that_may_share_memory_are_distinguished_from_others() -> None:
     whole, slate = np.arange(6.0), Slate([1.0])
     assert adapt(whole).may_share_memory(adapt(whole[2:]))
     assert not adapt(whole[:2]).may_share_memory(adapt(whole[2:]))
@@ -315,7 +315,7 @@ def test_an_array_of_a_device_is_staged_and_written_when_it_is_committed() -> No
     operand.commit()
     assert slate.values().tolist() == [[2, 3]]
     assert operand.result() is slate
-    room = operand.room((3,), np.dtype(np.float64))
+    room = operand.allocate((3,), np.dtype(np.float64))
     room[:] = 7
     made = operand.like(room)
     assert isinstance(made, Slate)

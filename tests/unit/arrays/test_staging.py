@@ -121,35 +121,35 @@ def test_no_more_is_kept_than_was_agreed_and_the_newest_stays(memory: HostMemory
 
 def test_an_array_is_read_and_written_in_order(staging: Staging) -> None:
     given = slate(np.arange(12.0).reshape(3, 4))
-    mirror = staging.mirror(given)
-    assert (mirror.size, mirror.nbytes, mirror.dtype) == (12, 96, np.float64)
-    array = mirror.read()
+    staged = staging.stage(given)
+    assert (staged.size, staged.nbytes, staged.dtype) == (12, 96, np.float64)
+    array = staged.read()
     assert np.array_equal(array, np.arange(12.0).reshape(3, 4))
     array *= 2
-    mirror.write(array)
+    staged.write(array)
     del array
     for _ in range(4):
-        staging.room(12, np.dtype(np.float64), "slate:0")[:] = -1  # must not be what the device still reads
+        staging.allocate(12, np.dtype(np.float64), "slate:0")[:] = -1  # must not be what the device still reads
     assert given.values().tolist() == (np.arange(12.0).reshape(3, 4) * 2).tolist()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
 def test_a_new_array_is_made_beside_the_first(staging: Staging, shape: tuple[int, ...]) -> None:
-    mirror = staging.mirror(slate([1]))
+    staged = staging.stage(slate([1]))
     values = np.ones(shape, np.int16)
     values.flags.writeable = False
-    made = mirror.new_array(values)
+    made = staged.new_array(values)
     assert isinstance(made, Slate)
     assert (made.shape, made.dtype) == (shape, np.int16)
     assert np.array_equal(made.values(), values)
-    assert mirror.stream.begun == ["stage_in"]
+    assert staged.stream.begun == ["stage_in"]
 
 
 def test_a_new_array_of_staging_memory_is_not_copied_once_more(staging: Staging) -> None:
-    mirror = staging.mirror(slate([1]))
-    room = mirror.room((2, 3), np.dtype(np.float32))
+    staged = staging.stage(slate([1]))
+    room = staged.allocate((2, 3), np.dtype(np.float32))
     room[...] = 5
-    made = mirror.new_array(room)
+    made = staged.new_array(room)
     assert staging.memory.stats().misses == 1
     assert made.values().tolist() == [[5, 5, 5]] * 2
 
@@ -157,19 +157,19 @@ def test_a_new_array_of_staging_memory_is_not_copied_once_more(staging: Staging)
 def test_pieces_are_gathered_and_scattered_by_one_copy_each(staging: Staging) -> None:
     engine = Engine()
     slates = [Slate(np.full(shape, number, np.float32), engine) for number, shape in enumerate([(2,), (2, 2), ()])]
-    mirrors = [staging.mirror(each) for each in slates]
-    flat = mirrors[0].room((7,), np.dtype(np.float32))
-    gather(mirrors, flat).wait()
+    staged_arrays = [staging.stage(each) for each in slates]
+    flat = staged_arrays[0].allocate((7,), np.dtype(np.float32))
+    gather(staged_arrays, flat).wait()
     assert flat.tolist() == [0, 0, 1, 1, 1, 1, 2]
     flat += 10
-    scatter(mirrors, flat)
+    scatter(staged_arrays, flat)
     assert engine.begun == ["stage_out", "stage_in"]
     assert [each.values().reshape(-1).tolist() for each in slates] == [[10, 10], [11] * 4, [12]]
 
 
 def test_memory_that_is_not_ours_is_waited_for(staging: Staging) -> None:
     given, values = slate([0.0, 0.0]), np.array([1.0, 2.0])
-    staging.mirror(given).write(values)
+    staging.stage(given).write(values)
     values[:] = -1
     assert given.values().tolist() == [1, 2]
 
@@ -177,16 +177,16 @@ def test_memory_that_is_not_ours_is_waited_for(staging: Staging) -> None:
 @pytest.mark.parametrize(("broken", "act"), [
     ("stage_out", StagedArray.read),
     ("done", StagedArray.read),
-    ("stage_in", lambda mirror: mirror.write(np.zeros(2))),
-    ("stage_in", lambda mirror: mirror.new_array(np.zeros(2))),
+    ("stage_in", lambda staged: staged.write(np.zeros(2))),
+    ("stage_in", lambda staged: staged.new_array(np.zeros(2))),
 ])  # fmt: skip
 def test_errors_of_the_device_say_which_one_and_what_it_did(staging: Staging, broken: str, act: Any) -> None:
-    mirror = staging.mirror(slate([1.0, 2.0]))
-    mirror.stream.broken = broken
+    staged = staging.stage(slate([1.0, 2.0]))
+    staged.stream.broken = broken
     with pytest.raises(
         DeviceError, match=r"stage_(in|out) on device slate:0 failed: RuntimeError: the chalk"
     ) as raised:
-        act(mirror)
+        act(staged)
     assert (raised.value.device, isinstance(raised.value.__cause__, RuntimeError)) == ("slate:0", True)
     assert "pass a host array" in str(raised.value)
 
@@ -197,7 +197,7 @@ def test_no_memory_for_the_host_is_an_error_of_the_device(staging: Staging, monk
 
     monkeypatch.setattr(SlateAdapter, "host_memory", refuse)
     with pytest.raises(DeviceError, match="host_memory on device slate:0 failed: MemoryError;"):
-        staging.mirror(slate([1.0])).read()
+        staging.stage(slate([1.0])).read()
 
 
 def test_arrays_that_cannot_be_compared_are_an_error_of_the_device(
@@ -207,7 +207,7 @@ def test_arrays_that_cannot_be_compared_are_an_error_of_the_device(
         raise RuntimeError("the chalk is wet")
 
     monkeypatch.setattr(SlateAdapter, "overlap", refuse)
-    one, other = staging.mirror(slate([1.0])), staging.mirror(slate([2.0]))
+    one, other = staging.stage(slate([1.0])), staging.stage(slate([2.0]))
     with pytest.raises(DeviceError, match="comparing two arrays on device slate:0 failed: RuntimeError: the chalk"):
         one.overlaps(other)
 
@@ -234,8 +234,8 @@ def test_what_an_adapter_gives_that_is_wrong_is_an_error_of_the_device(
     def use() -> None:
         array = slate([1.0])
         if staging.recognises(array):
-            mirror = staging.mirror(array)
-            mirror.write(mirror.read())
+            staged = staging.stage(array)
+            staged.write(staged.read())
 
     with pytest.raises(DeviceError, match=says):
         use()
@@ -243,4 +243,4 @@ def test_what_an_adapter_gives_that_is_wrong_is_an_error_of_the_device(
 
 def test_an_array_that_can_never_be_staged_is_the_callers_mistake(staging: Staging) -> None:
     with pytest.raises(UsageError, match="write numbers on it"):
-        staging.mirror(slate(np.array([None])))
+        staging.stage(slate(np.array([None])))

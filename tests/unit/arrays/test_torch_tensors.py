@@ -92,7 +92,7 @@ def test_a_dtype_that_cannot_travel_is_refused() -> None:
         adapt(torch.zeros(3).to(torch.float8_e4m3fnuz))
 
 
-def test_it_tells_whether_what_is_written_is_seen_at_once() -> None:
+def test_it_reports_whether_what_is_written_is_seen_at_once() -> None:
     assert adapt(torch.arange(8.0), writable=True).shares
     assert not adapt(torch.arange(8.0)[::2], writable=True).shares
 

@@ -41,7 +41,7 @@ def test_options_become_settings_and_settings_become_variables():
 TICKET = format_ticket(Invitation(("127.0.0.1:1",), bytes(32), bytes(32)))
 
 
-class Door:
+class FakeSeed:
     ticket = TICKET
     board = staticmethod(board)
 
@@ -62,7 +62,7 @@ class FakePage:
 
 @contextmanager
 def show(place: tuple[str, int] | None, write_ticket: Path | None = None) -> Iterator[None]:
-    with shown_cluster(cast(Any, Door()), place, write_ticket):
+    with shown_cluster(cast(Any, FakeSeed()), place, write_ticket):
         yield
 
 
@@ -142,7 +142,7 @@ def _looks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_file_that_is_not_there_is_told_of_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
         UsageError, match=r"no ticket in .*ticket: the run that wrote it has ended, .*start the run, or wait"
     ):
@@ -170,7 +170,7 @@ def test_without_a_file_it_says_what_to_do() -> None:
         observer_session(OBSERVER_TICKET, None, None, timeout=None)
 
 
-def test_whoever_answers_and_is_not_the_seed_is_told_of_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_answers_and_is_not_the_seed_is_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Looks, "timeout", None)
     with pytest.raises(SeedUnreachable, match="check that the seed runs"):
         observer_session(OBSERVER_TICKET, None, None, timeout=None)
@@ -204,7 +204,7 @@ def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path):
 
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path, monkeypatch):
     waiting = threading.Event()
-    monkeypatch.setattr("nexar.cli.cluster_options.fail_with", lambda _: waiting.set())
+    monkeypatch.setattr("nexar.cli.cluster_options.print_message", lambda _: waiting.set())
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(entry_options, None, tmp_path / "ticket", file_timeout=50)
         assert waiting.wait(50)

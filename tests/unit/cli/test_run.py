@@ -16,7 +16,7 @@ def leave_part(folder: Path) -> None:
     (folder / "1.part").write_bytes(msgspec.msgpack.encode(part(0, [call(1, 1.0, 2.0)])))
 
 
-def test_what_ranks_leave_in_the_place_they_are_told_becomes_the_trace(
+def test_what_ranks_leave_in_the_given_place_becomes_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
@@ -41,7 +41,7 @@ def test_a_run_that_failed_leaves_its_trace_too(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["otherData"]["ranks"] == 1
 
 
-def test_without_a_file_nobody_is_told_anything() -> None:
+def test_without_a_file_nobody_is_notified() -> None:
     with traced(None) as settings:
         assert settings == {}
 

@@ -50,14 +50,14 @@ def test_an_empty_table_is_only_its_title() -> None:
 
 
 class Looking:
-    """A onlooker without a seed."""
+    """An observer without a seed."""
 
     shown = busy()
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def look(self) -> StatusPage:
+    def read_board(self) -> StatusPage:
         return self.shown
 
     def __enter__(self) -> Self:

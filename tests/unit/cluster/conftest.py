@@ -1,4 +1,4 @@
-"""Rings, for all that is told of nodes over other nodes."""
+"""Rings of nodes, for tests of relayed links."""
 
 from collections.abc import Iterator
 

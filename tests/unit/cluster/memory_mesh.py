@@ -11,10 +11,10 @@ from nexar.config import Config
 from nexar.links.link import Link
 from nexar.testing.faults import Fault, Faults
 from nexar.transport.memory import MemoryNetwork
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 
-def soon(seconds: float = PATIENCE) -> float:
+def soon(seconds: float = EVENT_TIMEOUT) -> float:
     return time.monotonic() + seconds
 
 
@@ -34,7 +34,7 @@ class Meshes:
             if adopt:
                 mesh.adopt(self.membership)
 
-    def link(self, rank: int, to: int, timeout: float = PATIENCE) -> Link:
+    def link(self, rank: int, to: int, timeout: float = EVENT_TIMEOUT) -> Link:
         return self.meshes[rank].link(self.nodes[to].id, soon(timeout))
 
     def linked_to(self, rank: int, other: int) -> Link:

@@ -17,7 +17,7 @@ class Ring(Meshes):
         super().__init__(size, topology="k_regular:2", adopt=adopt)
         self.talks: list[Matching] = [mesh.router.open(TALK) for mesh in self.meshes]
 
-    def close_circle(self) -> None:
+    def close_ring(self) -> None:
         """Every connection that there is."""
         size = len(self.nodes)
         on_every(range(size), lambda rank: self.link(rank, (rank + 1) % size))

@@ -20,7 +20,7 @@ from nexar.transport.base import Buffer, Carrier, Expected, Peer
 from nexar.wire.frame import Lane
 from nexar.wire.hello import Hello, decode_hello
 from nexar.wire.join import Challenge, JoinMessage, JoinRequest, Renew, ReserveRanks, Welcome
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
 SECRET = bytes(range(32))
@@ -40,7 +40,7 @@ class SeedSide(FakeCarrier):
         self.secret = secret
         self.nonce = make_nonce()
         self.hello: Hello | None = None
-        self.heard: queue.SimpleQueue[JoinMessage] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[JoinMessage] = queue.SimpleQueue()
         self.ended = threading.Event()
 
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
@@ -50,8 +50,8 @@ class SeedSide(FakeCarrier):
             self.greeted()
         else:
             super().send_frame(lane, communicator, header, *body)
-            self.heard.put(self.sent[-1])
-            self.told(self.sent[-1])
+            self.received.put(self.sent[-1])
+            self.reported(self.sent[-1])
 
     def abort(self, reason: str) -> None:
         super().abort(reason)
@@ -66,14 +66,14 @@ class SeedSide(FakeCarrier):
         proof = prove(self.secret, "seed", self.hello.nonce, self.nonce, CERTIFICATE)
         self.say_message(Challenge(self.nonce, proof))
 
-    def hear(self) -> JoinMessage:
+    def receive(self) -> JoinMessage:
         """The next message of the other side."""
-        return self.heard.get(timeout=PATIENCE)
+        return self.received.get(timeout=EVENT_TIMEOUT)
 
     def greeted(self) -> None:
         """A hello has come. Nothing is answered, unless a test says what."""
 
-    def told(self, message: JoinMessage) -> None:
+    def reported(self, message: JoinMessage) -> None:
         """A message has come: likewise."""
 
 
@@ -89,11 +89,11 @@ class Opening(SeedSide):
     def greeted(self) -> None:
         self.challenge()
 
-    def told(self, message: JoinMessage) -> None:
+    def reported(self, message: JoinMessage) -> None:
         if isinstance(message, (JoinRequest, ReserveRanks)):
             self.say_message(self.welcome(message))
-            for word in self.then:
-                self.say_message(word)
+            for sent in self.then:
+                self.say_message(sent)
 
     def welcome(self, message: JoinRequest | ReserveRanks) -> Welcome:
         ranks = (3, 1) if isinstance(message, ReserveRanks) else (None, None)

@@ -1,4 +1,4 @@
-"""Recoveries of several nodes, without links: a test carries their words, and says who can be reached."""
+"""Recoveries of several nodes, without links: a test carries their messages, and says who can be reached."""
 
 from collections import deque
 from typing import Any, cast
@@ -31,9 +31,9 @@ class Survivor:
         self.story: list[Any] = []
         """What was done here, in order."""
         self.present = membership
-        """The newest that it was told of."""
+        """The newest that it was notified of."""
         self.recovery = MembershipService(
-            cast(Any, self), cast(Any, self), membership, listener=self, probe=self.probe, send_to_seed=self.tell_seed
+            cast(Any, self), cast(Any, self), membership, listener=self, probe=self.probe, send_to_seed=self.notify_seed
         )
 
     # -- node and mesh
@@ -61,16 +61,16 @@ class Survivor:
         self.probed.append(node)
         self.recovery.put(ProbeFinished(node, "it does not answer" if node in self.world.dead else None))
 
-    def tell_seed(self, word: Message) -> bool:
-        self.seed.append(word)
+    def notify_seed(self, message: Message) -> bool:
+        self.seed.append(message)
         return True
 
     # -- heir
 
-    def changes(self, change: Change, after: Membership) -> None:
+    def membership_decided(self, change: Change, after: Membership) -> None:
         self.story.append(("chosen", after.epoch))
 
-    def changed(self, change: Change, after: Membership) -> None:
+    def membership_adopted(self, change: Change, after: Membership) -> None:
         assert self.recovery.membership is after
         before, self.present = self.present, after
         self.story.append((change, [member.node for member in before.members], [m.node for m in after.members]))
@@ -94,10 +94,10 @@ class Way:
         self.peer = there
         self.failure = PeerLost(node=there, cause="the link was lost") if there in here.severed else None
 
-    def send_control(self, word: MembershipMessage) -> None:
+    def send_control(self, message: MembershipMessage) -> None:
         if self._here.id in self._here.world.broken:
             raise PeerLost(node=self._there, cause="the link was lost")
-        self._here.world.words.append((self._here.id, self._there, word))
+        self._here.world.messages.append((self._here.id, self._there, message))
 
 
 class Survivors:
@@ -105,19 +105,19 @@ class Survivors:
 
     def __init__(self, membership: Membership, **settings: Any) -> None:
         config = Config(**settings)
-        self.words: deque[tuple[int, int, MembershipMessage]] = deque()
+        self.messages: deque[tuple[int, int, MembershipMessage]] = deque()
         self.dead: set[int] = set()
-        """They hear and say nothing, and do not answer a probe."""
+        """They receive and say nothing, and do not answer a probe."""
         self.broken: set[int] = set()
         """Their links break when they speak."""
         self.nodes = {member.node: Survivor(self, member.node, membership, config) for member in membership.members}
 
     def carry(self) -> None:
         """Everything that was said, and what is said about it."""
-        while self.words:
-            sender, node, word = self.words.popleft()
+        while self.messages:
+            sender, node, message = self.messages.popleft()
             if not {sender, node} & self.dead:
-                self.nodes[node].recovery.heard(sender, word)
+                self.nodes[node].recovery.message_received(sender, message)
 
     def carry_until(self, true: Any, what: str) -> None:
         def done() -> bool:

@@ -1,4 +1,4 @@
-"""Connections that others dialed, one by one: each becomes something, or is told why not."""
+"""Connections that others dialed, one by one: each becomes something, or is refused with the reason."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -126,22 +126,22 @@ def test_without_a_certificate_only_what_proves_by_other_means_is_let_in(scheme:
     assert (judge(MEMBER, None, scheme) is None) == enough
 
 
-ME, PEER, STRANGER = 7, 5, 11
+ME, PEER, UNKNOWN = 7, 5, 11
 
 
 class Dialer(FakeCarrier):
-    """A node that dials, and what it hears."""
+    """A node that dials, and what it receives."""
 
     scheme = "memory"
 
     def __init__(self, node: int, *, verified: bool = True) -> None:
         super().__init__()
         self.peer = Peer(node, None, verified, f"10.0.0.{node}:1")
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
 
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
         self._check()
-        self.heard.append(cast(Message, decode(b"".join(body))))
+        self.received.append(cast(Message, decode(b"".join(body))))
 
     def introduce(self, **facts: Any) -> None:
         self.say(encode(Introduce(**{"rank": 0, "epoch": 1, **facts})))
@@ -163,23 +163,23 @@ class Lines:
 
 
 class Hall:
-    """The reception of node ME, which has rank 1."""
+    """The acceptor of node ME, which has rank 1."""
 
     def __init__(self, node: Node) -> None:
         self.pairs = PeerTable(Router(node.id, node.config, node.progress), lambda *_: None, None)
         self.refused: list[tuple[str, str]] = []
         about = SimpleNamespace(memory_address_for=lambda peer: f"shm:{peer}", sidecar=None, config=node.config)
         sidecars = SidecarDialer(cast(Any, about))
-        self.reception = PeerAcceptor(
+        self.acceptor = PeerAcceptor(
             cast(Any, about), self.pairs, sidecars, lambda address, reason: self.refused.append((address, reason))
         )
 
-    def know(self, circle: PeerDirectory | None = None) -> None:
+    def know(self, make_directory: PeerDirectory | None = None) -> None:
         with self.pairs.changed:
-            self.pairs.move(circle or PeerDirectory(ME, members(PEER, ME)))
+            self.pairs.move(make_directory or PeerDirectory(ME, members(PEER, ME)))
 
     def come(self, dialer: Dialer) -> Dialer:
-        self.reception.carrier_accepted(as_carrier(dialer))
+        self.acceptor.carrier_accepted(as_carrier(dialer))
         return dialer
 
 
@@ -189,57 +189,57 @@ def hall() -> Iterator[Hall]:
         yield Hall(node)
 
 
-def test_who_introduces_itself_rightly_is_welcome_and_told_where_memory_is_shared(hall: Hall) -> None:
+def test_who_introduces_itself_rightly_is_welcome_and_notified_where_memory_is_shared(hall: Hall) -> None:
     hall.know()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce()
-    assert dialer.heard == [Introduced(rank=1, epoch=1, shared_memory=f"shm:{PEER}")]
+    assert dialer.received == [Introduced(rank=1, epoch=1, shared_memory=f"shm:{PEER}")]
     pair = hall.pairs.get(PEER)
     assert pair is not None
     assert pair.state.pending  # a link only when the dialer goes on
-    assert hall.reception.arrivals() == [as_carrier(dialer)]
+    assert hall.acceptor.arrivals() == [as_carrier(dialer)]
 
 
 def test_before_the_membership_is_known_nobody_is_looked_at(hall: Hall) -> None:
     dialer = hall.come(Dialer(PEER))
     assert dialer.sink is None
-    assert hall.reception.arrivals() == [as_carrier(dialer)]
+    assert hall.acceptor.arrivals() == [as_carrier(dialer)]
     hall.know()
-    hall.reception.receive(as_carrier(dialer), hall.pairs.known())
+    hall.acceptor.receive(as_carrier(dialer), hall.pairs.known())
     dialer.introduce()
-    assert isinstance(dialer.heard[0], Introduced)
+    assert isinstance(dialer.received[0], Introduced)
 
 
 @pytest.mark.parametrize(
-    ("dialer", "words"),
-    [(Dialer(PEER, verified=False), "not proven who it is"), (Dialer(STRANGER), "not in the membership of epoch 1")],
+    ("dialer", "messages"),
+    [(Dialer(PEER, verified=False), "not proven who it is"), (Dialer(UNKNOWN), "not in the membership of epoch 1")],
 )
-def test_who_is_not_let_in_is_reported_with_the_reason(hall: Hall, dialer: Dialer, words: str) -> None:
+def test_who_is_not_let_in_is_reported_with_the_reason(hall: Hall, dialer: Dialer, messages: str) -> None:
     hall.know()
     hall.come(dialer)
     ((address, reason),) = hall.refused
     assert address == dialer.peer.address
-    assert words in reason
+    assert messages in reason
     assert dialer.aborted == reason
-    assert hall.reception.arrivals() == []
+    assert hall.acceptor.arrivals() == []
 
 
 def test_who_claims_another_rank_is_declined(hall: Hall) -> None:
     hall.know()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(rank=1)
-    (answer,) = dialer.heard
+    (answer,) = dialer.received
     assert isinstance(answer, Declined)
     assert "it claims rank 1 at epoch 1" in answer.reason
     assert hall.refused == [(dialer.peer.address, answer.reason)]
 
 
-def test_who_was_a_member_hears_since_when_it_is_none_and_why(hall: Hall) -> None:
+def test_who_was_a_member_learns_since_when_it_is_none_and_why(hall: Hall) -> None:
     change = Change(2, left=(Departure(PEER, "it was silent"),))
     hall.know(PeerDirectory(ME, members(PEER, ME)).moved_to(change.apply(members(PEER, ME)), change))
     dialer = hall.come(Dialer(PEER))
     dialer.introduce()
-    assert dialer.heard == [Declined("it was silent", expelled=2)]
+    assert dialer.received == [Declined("it was silent", expelled=2)]
 
 
 def test_who_says_anything_else_first_is_left(hall: Hall) -> None:
@@ -247,7 +247,7 @@ def test_who_says_anything_else_first_is_left(hall: Hall) -> None:
     dialer = hall.come(Dialer(PEER))
     dialer.say(encode(Ping(1)))
     assert dialer.aborted == "you sent Ping before an introduction"
-    assert hall.reception.arrivals() == []
+    assert hall.acceptor.arrivals() == []
 
 
 # ---------------------------------------------------------------- death lines
@@ -257,23 +257,23 @@ def test_a_death_line_is_taken_where_there_are_any(hall: Hall) -> None:
     hall.know()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
-    assert dialer.heard == [Declined("this node keeps no liveness connections")]
-    lines = hall.reception.liveness_connections = Lines()
+    assert dialer.received == [Declined("this node keeps no liveness connections")]
+    lines = hall.acceptor.liveness_connections = Lines()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
     assert lines.taken == [as_carrier(dialer)]
-    assert dialer.heard == [Introduced(rank=1, epoch=1)]
-    assert as_carrier(dialer) not in hall.reception.arrivals()
+    assert dialer.received == [Introduced(rank=1, epoch=1)]
+    assert as_carrier(dialer) not in hall.acceptor.arrivals()
     assert hall.pairs.get(PEER) is None  # no link of two comes of it
 
 
 def test_a_death_line_that_is_not_wanted_is_declined_with_the_reason(hall: Hall) -> None:
     hall.know()
-    lines = hall.reception.liveness_connections = Lines()
+    lines = hall.acceptor.liveness_connections = Lines()
     lines.reason = "you do not watch me"
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
-    assert dialer.heard == [Declined("you do not watch me")]
+    assert dialer.received == [Declined("you do not watch me")]
 
 
 # ---------------------------------------------------------------- again and again
@@ -293,14 +293,14 @@ def test_a_dial_with_a_higher_number_makes_a_new_link_of_the_two_and_ends_the_ol
     assert "it reconnected; frames on the old connection" in str(before.link.failure)
 
 
-def test_who_dials_without_end_and_never_says_a_word_keeps_nobody_out(hall: Hall) -> None:
+def test_who_dials_without_end_and_sends_nothing_keeps_nobody_out(hall: Hall) -> None:
     hall.know()
     dialers = [hall.come(Dialer(PEER)) for _ in range(MAX_INCOMING_PER_NODE + 2)]
     assert [dialer.aborted is not None for dialer in dialers[:3]] == [True, True, False]
-    assert len(hall.reception.arrivals()) == MAX_INCOMING_PER_NODE
+    assert len(hall.acceptor.arrivals()) == MAX_INCOMING_PER_NODE
     assert [reason for _, reason in hall.refused] == ["it has dialed too often without becoming a link"] * 2
     dialers[-1].introduce()
-    assert isinstance(dialers[-1].heard[0], Introduced)
+    assert isinstance(dialers[-1].received[0], Introduced)
 
 
 def test_a_dialer_that_is_displaced_lets_the_next_one_try(hall: Hall) -> None:
@@ -311,7 +311,7 @@ def test_a_dialer_that_is_displaced_lets_the_next_one_try(hall: Hall) -> None:
         last = hall.come(Dialer(PEER))
     assert first.aborted is not None
     last.introduce()
-    assert isinstance(last.heard[0], Introduced)
+    assert isinstance(last.received[0], Introduced)
 
 
 # ---------------------------------------------------------------- the end
@@ -322,7 +322,7 @@ def test_a_closed_node_takes_nobody(hall: Hall) -> None:
     hall.pairs.closed = True
     dialer = hall.come(Dialer(PEER))
     assert dialer.aborted == "this node is closed"
-    assert hall.reception.arrivals() == []
+    assert hall.acceptor.arrivals() == []
 
 
 def test_who_is_gone_before_it_is_a_link_is_forgotten(hall: Hall) -> None:
@@ -330,7 +330,7 @@ def test_who_is_gone_before_it_is_a_link_is_forgotten(hall: Hall) -> None:
     dialer = hall.come(Dialer(PEER))
     dialer.introduce()
     dialer.lose()
-    assert hall.reception.arrivals() == []
+    assert hall.acceptor.arrivals() == []
     pair = hall.pairs.get(PEER)
     assert pair is not None
     assert not pair.state.pending

@@ -32,21 +32,21 @@ LOCAL = ["127.0.0.1", "[::1]"]
 
 
 def hosts(*interfaces: Interface, listening: str = DUAL, **settings: str | None) -> list[str]:
-    told = candidate_addresses(interfaces or HOST, listening, schemes=["quic", "tls"], **settings)
-    assert told["quic"] == told["tls"]
-    assert all(address.endswith(":4000") for address in told["quic"])
-    return [address.removesuffix(":4000") for address in told["quic"]]
+    reported = candidate_addresses(interfaces or HOST, listening, schemes=["quic", "tls"], **settings)
+    assert reported["quic"] == reported["tls"]
+    assert all(address.endswith(":4000") for address in reported["quic"])
+    return [address.removesuffix(":4000") for address in reported["quic"]]
 
 
 def test_ordinary_addresses_come_first_bridges_then_link_local_and_loopback_last():
     assert hosts() == ["10.0.0.7", "192.168.5.7", "[fd00::7]", "172.17.0.1", "169.254.3.4", *LOCAL]
 
 
-def test_a_socket_of_ipv4_only_is_told_by_ipv4_only():
+def test_a_socket_of_ipv4_only_is_published_with_ipv4_only():
     assert hosts(LOOPBACK, ETHERNET, listening="0.0.0.0:4000") == ["10.0.0.7", "127.0.0.1"]
 
 
-def test_a_socket_bound_to_one_address_is_told_by_that_alone():
+def test_a_socket_bound_to_one_address_is_published_with_that_alone():
     assert hosts(listening="10.0.0.7:4000") == ["10.0.0.7"]
     assert hosts(listening="127.0.0.1:4000") == ["127.0.0.1"]
     assert hosts(listening="[fd00::7]:4000") == ["[fd00::7]"]
@@ -92,18 +92,18 @@ TOLD = ("10.0.0.7:4000", "192.168.5.7:4000", "[fd00::7]:4000", "127.0.0.1:4000",
 
 
 @pytest.mark.parametrize("seen", ["192.168.5.7", "[fd00::7]", "10.0.0.7"])
-def test_what_the_seed_saw_goes_first_if_it_is_among_those_told(seen):
+def test_what_the_seed_saw_goes_first_if_it_is_among_those_published(seen):
     found = add_seen_address({"quic": TOLD, "tls": TOLD[1:]}, f"{seen}:55555")
     assert found["quic"] == (f"{seen}:4000", *(address for address in TOLD if address != f"{seen}:4000"))
     assert set(found["tls"]) == {*TOLD[1:], f"{seen}:4000"}
 
 
-def test_what_the_seed_saw_goes_behind_those_told_and_before_loopback_if_it_is_a_routers():
+def test_what_the_seed_saw_goes_behind_those_published_and_before_loopback_if_it_is_a_routers():
     assert add_seen_address({"tls": TOLD}, "203.0.113.9:55555")["tls"] == (*TOLD[:3], "203.0.113.9:4000", *TOLD[3:])
 
 
 @pytest.mark.parametrize("seen", ["127.0.0.1:5", "[::1]:5", "[fe80::7%eth0]:5", "unknown:5", "no address"])
-def test_what_the_seed_saw_is_ignored_where_it_tells_nothing(seen):
+def test_what_the_seed_saw_is_ignored_where_it_means_nothing(seen):
     assert add_seen_address({"tls": TOLD}, seen) == {"tls": TOLD}
 
 
@@ -118,8 +118,8 @@ def test_what_is_to_be_advertised_is_advertised_and_nothing_else():
 
 
 def test_an_advertised_address_may_have_a_port_of_its_own():
-    told = candidate_addresses(HOST, DUAL, schemes=["quic"], advertise="gate:81,[fd00::1]:82")["quic"]
-    assert told[:2] == ("gate:81", "[fd00::1]:82")
+    reported = candidate_addresses(HOST, DUAL, schemes=["quic"], advertise="gate:81,[fd00::1]:82")["quic"]
+    assert reported[:2] == ("gate:81", "[fd00::1]:82")
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_what_cannot_be_advertised_is_refused(advertise):
     assert refused.value.variable == "NEXAR_ADVERTISE"
 
 
-def test_a_host_of_many_addresses_tells_the_most_promising_and_loopback():
+def test_a_host_of_many_addresses_publishes_the_most_promising_and_loopback():
     many = interface("eth0", *(f"10.0.{number}.1/24" for number in range(200)))
     assert len(hosts(LOOPBACK, many)) == MAX_ADDRESSES
     assert hosts(LOOPBACK, many)[-2:] == LOCAL
 
 
-def test_an_address_on_two_interfaces_is_told_once():
+def test_an_address_on_two_interfaces_is_published_once():
     assert hosts(ETHERNET, interface("bond0", "10.0.0.7/24")) == ["10.0.0.7", "[fd00::7]"]
 
 

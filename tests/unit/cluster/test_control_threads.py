@@ -1,4 +1,4 @@
-"""Words to members without a link: how many threads carry them, and what becomes of those that cannot be said.
+"""Messages to members without a link: how many threads carry them, and what becomes of those that cannot be sent.
 
 What was decided is done in order, one thing at a time, by whoever finds nobody doing it.
 """
@@ -21,7 +21,7 @@ from nexar.cluster.control_threads import (
 )
 from nexar.errors import PeerLost
 from nexar.wire.control import Message, Ping
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import eventually
 
 WAIT_LIMIT = 60.0
@@ -35,23 +35,23 @@ def test_it_rings_when_a_time_has_come_and_not_before() -> None:
         rung.append(now)
         done.set()
 
-    alarm = TimerThread(ring)
+    timer = TimerThread(ring)
     due = time.monotonic() + 0.02
-    alarm.wake_by(due)
+    timer.wake_by(due)
     assert done.wait(WAIT_LIMIT)
-    alarm.close()
+    timer.close()
     assert rung[0] >= due
 
 
 def test_an_earlier_time_goes_before_and_a_later_one_changes_nothing() -> None:
     done = threading.Event()
-    alarm = TimerThread(lambda _: done.set())
-    alarm.wake_by(time.monotonic() + 1000)
-    alarm.wake_by(time.monotonic())
-    alarm.wake_by(time.monotonic() + 2000)
-    alarm.wake_by(None)
+    timer = TimerThread(lambda _: done.set())
+    timer.wake_by(time.monotonic() + 1000)
+    timer.wake_by(time.monotonic())
+    timer.wake_by(time.monotonic() + 2000)
+    timer.wake_by(None)
     assert done.wait(WAIT_LIMIT)
-    alarm.close()
+    timer.close()
 
 
 def test_what_ring_returns_is_the_next_time() -> None:
@@ -61,11 +61,11 @@ def test_what_ring_returns_is_the_next_time() -> None:
         enough.release()
         return now
 
-    alarm = TimerThread(ring)
-    alarm.wake_by(time.monotonic())
+    timer = TimerThread(ring)
+    timer.wake_by(time.monotonic())
     assert all(enough.acquire(timeout=WAIT_LIMIT) for _ in range(3))
-    alarm.close()
-    alarm.close()
+    timer.close()
+    timer.close()
 
 
 class Scene:
@@ -77,7 +77,7 @@ class Scene:
         self.gone: set[int] = set()
         self.open = threading.Event()
         self.threads: list[threading.Thread] = []
-        self.couriers = BackgroundSender(cast(Any, self), self._run_in_thread)
+        self.sender = BackgroundSender(cast(Any, self), self._run_in_thread)
 
     def _run_in_thread(self, task: Callable[[], None]) -> None:
         self.threads.append(threading.Thread(target=task))
@@ -85,7 +85,7 @@ class Scene:
 
     def link(self, node: int, _: float) -> Any:
         self.dialed.append(node)
-        assert self.open.wait(PATIENCE)
+        assert self.open.wait(EVENT_TIMEOUT)
         if node in self.gone:
             raise PeerLost(node=node, cause="nobody is there")
         return Line(self, node)
@@ -95,8 +95,8 @@ class Line:
     def __init__(self, scene: Scene, node: int) -> None:
         self._scene, self._node = scene, node
 
-    def send_control(self, word: Message) -> None:
-        self._scene.said.append((self._node, word))
+    def send_control(self, message: Message) -> None:
+        self._scene.said.append((self._node, message))
 
 
 @pytest.fixture
@@ -105,12 +105,12 @@ def scene() -> Iterator[Scene]:
     yield made
     made.open.set()
     for thread in made.threads:
-        thread.join(PATIENCE)
+        thread.join(EVENT_TIMEOUT)
 
 
-def test_many_words_to_one_member_take_one_thread_and_keep_their_order(scene: Scene) -> None:
+def test_many_messages_to_one_member_take_one_thread_and_keep_their_order(scene: Scene) -> None:
     for number in range(5):
-        scene.couriers.send(7, Ping(number))
+        scene.sender.send(7, Ping(number))
     eventually(lambda: scene.dialed == [7], "a dial")
     scene.open.set()
     eventually(lambda: len(scene.said) == 5, "all words")
@@ -118,9 +118,9 @@ def test_many_words_to_one_member_take_one_thread_and_keep_their_order(scene: Sc
     assert len(scene.threads) == 1
 
 
-def test_of_too_many_words_the_newest_are_kept(scene: Scene) -> None:
+def test_of_too_many_messages_the_newest_are_kept(scene: Scene) -> None:
     for number in range(MAX_QUEUED_MESSAGES + 10):
-        scene.couriers.send(7, Ping(number))
+        scene.sender.send(7, Ping(number))
     scene.open.set()
     eventually(lambda: len(scene.said) == MAX_QUEUED_MESSAGES, "the newest")
     assert scene.said[-1] == (7, Ping(MAX_QUEUED_MESSAGES + 9))
@@ -128,7 +128,7 @@ def test_of_too_many_words_the_newest_are_kept(scene: Scene) -> None:
 
 def test_however_many_members_there_are_not_many_threads_are_on_the_way(scene: Scene) -> None:
     for node in range(1, 2 * MAX_SENDER_THREADS + 1):
-        scene.couriers.send(node, Ping(node))
+        scene.sender.send(node, Ping(node))
     eventually(lambda: len(scene.dialed) == MAX_SENDER_THREADS, "all couriers are out")
     scene.open.set()
     eventually(lambda: len(scene.said) == 2 * MAX_SENDER_THREADS, "all words")
@@ -136,18 +136,18 @@ def test_however_many_members_there_are_not_many_threads_are_on_the_way(scene: S
     assert sorted(node for node, _ in scene.said) == list(range(1, 2 * MAX_SENDER_THREADS + 1))
 
 
-def test_who_cannot_be_reached_keeps_nobody_waiting_and_is_tried_again_with_the_next_word(scene: Scene) -> None:
+def test_who_cannot_be_reached_keeps_nobody_waiting_and_is_tried_again_with_the_next_message(scene: Scene) -> None:
     scene.gone.add(7)
     scene.open.set()
-    scene.couriers.send(7, Ping(1))
-    eventually(lambda: not scene.couriers._words, "it was given up")
+    scene.sender.send(7, Ping(1))
+    eventually(lambda: not scene.sender._queued, "it was given up")
     scene.gone.clear()
-    scene.couriers.send(7, Ping(2))
+    scene.sender.send(7, Ping(2))
     eventually(lambda: scene.said == [(7, Ping(2))], "the next word")
-    eventually(lambda: scene.couriers._busy == 0, "nobody is on the way")
+    eventually(lambda: scene.sender._busy == 0, "nobody is on the way")
 
 
-def test_a_courier_that_fails_or_cannot_be_sent_leaves_the_way_free_for_the_next() -> None:
+def test_a_sender_thread_that_fails_or_cannot_start_does_not_block_the_next() -> None:
     tasks: list[Callable[[], None]] = []
 
     def aside(task: Callable[[], None]) -> None:
@@ -160,28 +160,28 @@ def test_a_courier_that_fails_or_cannot_be_sent_leaves_the_way_free_for_the_next
         def link(self, node: int, deadline: float) -> Any:
             raise ZeroDivisionError(node)
 
-    couriers = BackgroundSender(Broken(), aside)
+    sender = BackgroundSender(Broken(), aside)
     with pytest.raises(RuntimeError, match="new thread"):
-        couriers.send(7, Ping(1))
-    assert (couriers._busy, couriers._words) == (0, {})
-    couriers.send(7, Ping(2))
+        sender.send(7, Ping(1))
+    assert (sender._busy, sender._queued) == (0, {})
+    sender.send(7, Ping(2))
     with pytest.raises(ZeroDivisionError):
         tasks[1]()
-    assert (couriers._busy, couriers._words) == (0, {})
+    assert (sender._busy, sender._queued) == (0, {})
 
 
 def test_they_are_done_in_order_and_what_one_adds_comes_after_what_is_there() -> None:
     done: list[str] = []
 
-    def do(errand: str) -> None:
-        done.append(errand)
-        if errand == "first":
-            errands.add(["added"])
-            errands.run()  # somebody is at it: this one, which comes to it later
+    def do(item: str) -> None:
+        done.append(item)
+        if item == "first":
+            queue.add(["added"])
+            queue.run()  # somebody is at it: this one, which comes to it later
 
-    errands = SerialQueue(do)
-    errands.add(["first", "second"])
-    errands.run()
+    queue = SerialQueue(do)
+    queue.add(["first", "second"])
+    queue.run()
     assert done == ["first", "second", "added"]
 
 
@@ -189,18 +189,18 @@ def test_who_finds_another_thread_at_it_leaves_its_own_to_that_one() -> None:
     begun, go_on = threading.Event(), threading.Event()
     done: list[tuple[str, str]] = []
 
-    def do(errand: str) -> None:
-        done.append((errand, threading.current_thread().name))
+    def do(item: str) -> None:
+        done.append((item, threading.current_thread().name))
         begun.set()
-        assert go_on.wait(PATIENCE)
+        assert go_on.wait(EVENT_TIMEOUT)
 
-    errands = SerialQueue(do)
-    errands.add(["slow"])
-    thread = threading.Thread(target=errands.run, name="the other")
+    queue = SerialQueue(do)
+    queue.add(["slow"])
+    thread = threading.Thread(target=queue.run, name="the other")
     thread.start()
-    assert begun.wait(PATIENCE)
-    errands.add(["mine"])
-    errands.run()
+    assert begun.wait(EVENT_TIMEOUT)
+    queue.add(["mine"])
+    queue.run()
     assert done == [("slow", "the other")]
     go_on.set()
     thread.join()
@@ -210,50 +210,50 @@ def test_who_finds_another_thread_at_it_leaves_its_own_to_that_one() -> None:
 def test_one_that_raises_ends_the_run_and_the_rest_waits_for_the_next() -> None:
     done: list[int] = []
 
-    def do(errand: int) -> None:
-        if errand == 1:
+    def do(item: int) -> None:
+        if item == 1:
             raise ValueError("not this one")
-        done.append(errand)
+        done.append(item)
 
-    errands = SerialQueue(do)
-    errands.add([0, 1, 2])
+    queue = SerialQueue(do)
+    queue.add([0, 1, 2])
     with pytest.raises(ValueError, match="not this one"):
-        errands.run()
+        queue.run()
     assert done == [0]
-    errands.run()
+    queue.run()
     assert done == [0, 2]
 
 
 def test_whoever_waits_is_woken_once_it_is_made() -> None:
-    recall, woken = CancelToken(), threading.Event()
-    with recall.waking(woken.set):
+    cancel_token, woken = CancelToken(), threading.Event()
+    with cancel_token.waking(woken.set):
         assert not woken.is_set()
-        recall.cancel()
+        cancel_token.cancel()
         assert woken.is_set()
-    assert recall.is_cancelled
+    assert cancel_token.is_cancelled
 
 
 def test_whoever_comes_later_is_woken_at_once() -> None:
-    recall, woken = CancelToken(), threading.Event()
-    recall.cancel()
-    recall.cancel()
-    with recall.waking(woken.set):
+    cancel_token, woken = CancelToken(), threading.Event()
+    cancel_token.cancel()
+    cancel_token.cancel()
+    with cancel_token.waking(woken.set):
         assert woken.is_set()
 
 
 def test_whoever_has_left_is_left_alone() -> None:
-    recall, woken = CancelToken(), threading.Event()
-    with recall.waking(woken.set):
+    cancel_token, woken = CancelToken(), threading.Event()
+    with cancel_token.waking(woken.set):
         pass
-    recall.cancel()
+    cancel_token.cancel()
     assert not woken.is_set()
 
 
-def test_a_pause_lasts_its_time_or_until_the_recall() -> None:
-    recall = CancelToken()
-    recall.pause(0.001)
-    threading.Timer(0.02, recall.cancel).start()
+def test_a_pause_lasts_its_time_or_until_the_cancellation() -> None:
+    cancel_token = CancelToken()
+    cancel_token.pause(0.001)
+    threading.Timer(0.02, cancel_token.cancel).start()
     with pytest.raises(DialCancelled, match="closed"):
-        recall.pause(PATIENCE)
+        cancel_token.pause(EVENT_TIMEOUT)
     with pytest.raises(DialCancelled):
-        recall.pause(PATIENCE)
+        cancel_token.pause(EVENT_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Every hint is looked into: what turns out wrong harms nobody, what turns out right is told once with its cause."""
+"""Every hint is examined: what turns out wrong harms nobody, what turns out right is reported once with its cause."""
 
 import time
 from collections import deque
@@ -7,20 +7,21 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster import failure_monitor as lookout_room
+from nexar.cluster import failure_monitor as monitored
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
 from nexar.cluster.decisions.membership_events import PeerLossFound, PeerReachable, ProbeFinished
 from nexar.cluster.decisions.peering import PeerDirectory
 from nexar.cluster.failure_monitor import LEFT, MAX_PROBES, FailureMonitor
-from nexar.cluster.peer_probe import ENDED, PingTable
+from nexar.cluster.peer_probe import PingTable, ProbeFailure
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, PeerLost
 from nexar.links.link import Link
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye
 from tests.unit.cluster.decisions.test_peering import members
 
-ME, PEER, OTHER, STRANGER = 7, 5, 9, 11
+ME, PEER, OTHER, UNKNOWN = 7, 5, 9, 11
 SILENT = "no answer for 1 s"
+ENDED = "its process has ended (connection refused)"
 
 
 class FakeLink:
@@ -46,6 +47,8 @@ class Scene:
         self.tasks: deque[Callable[[], None]] = deque()
         self.reachable: str | None = None
         """What a probe says."""
+        self.process_ended = False
+        """Whether that is final."""
         self.refusal: NexarError | None = None
         """What a dial raises."""
         self.dialed = 0
@@ -58,15 +61,15 @@ class Scene:
         self.patience: list[float] = []
         """Likewise: for a process that exists."""
         self.own_delay = 0.0
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
         self.noticed: list[tuple[int, str, str]] = []
-        self.lookout = FailureMonitor(
+        self.failure_monitor = FailureMonitor(
             cast(Any, self),
             cast(Any, self),
             PingTable(),
-            tell=self.told.append,
-            noticed=lambda node, state, cause: self.noticed.append((node, state, cause)),
-            known=lambda _: self.known,
+            report_event=self.reported.append,
+            notify_users=lambda node, state, cause: self.noticed.append((node, state, cause)),
+            liveness_of=lambda _: self.known,
             own_delay=lambda: self.own_delay,
         )
 
@@ -104,10 +107,10 @@ class Scene:
         *,
         packets: bool = True,
         patience: float = 0.0,
-    ) -> str | None:
+    ) -> ProbeFailure | None:
         self.deadlines.append(deadline)
         self.patience.append(patience)
-        return self.reachable
+        return None if self.reachable is None else ProbeFailure(self.reachable, self.process_ended)
 
     def work(self) -> None:
         while self.tasks:
@@ -115,16 +118,16 @@ class Scene:
 
     def lose_link(self, cause: str = "connection reset") -> None:
         self.link.failure = PeerLost(node=PEER, cause=cause)
-        self.lookout.link_lost(cast(Link, self.link), self.link.failure)
+        self.failure_monitor.link_lost(cast(Link, self.link), self.link.failure)
 
     def say(self, goodbye: Goodbye) -> None:
-        self.lookout.goodbye_received(cast(Link, self.link), goodbye)
+        self.failure_monitor.goodbye_received(cast(Link, self.link), goodbye)
 
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene()
-    monkeypatch.setattr(lookout_room, "probe_peer", made.probe)
+    monkeypatch.setattr(monitored, "probe_peer", made.probe)
     return made
 
 
@@ -134,9 +137,9 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_a_lost_link_to_who_does_not_answer_is_a_loss_with_both_causes(scene: Scene) -> None:
     scene.reachable = SILENT
     scene.lose_link()
-    assert scene.told == []  # not before it was looked into
+    assert scene.reported == []  # not before it was looked into
     scene.work()
-    assert scene.told == [PeerLossFound(PEER, f"connection reset; {SILENT}")]
+    assert scene.reported == [PeerLossFound(PEER, f"connection reset; {SILENT}")]
     assert scene.noticed == [(PEER, "lost", f"connection reset; {SILENT}")]
     assert scene.dialed == 0
 
@@ -145,62 +148,62 @@ def test_a_lost_link_to_who_answers_is_made_anew_and_nobody_is_lost(scene: Scene
     scene.lose_link()
     scene.work()
     assert scene.dialed == 1
-    assert scene.told == [PeerReachable(PEER, severed=True)]
+    assert scene.reported == [PeerReachable(PEER, severed=True)]
     assert scene.noticed == [(PEER, "back", "its link was lost and replaced")]
 
 
 def test_who_does_not_answer_over_other_nodes_is_dialed_for_perhaps_it_is_they_who_do_not(scene: Scene) -> None:
     scene.link.schemes = ("relay",)
     scene.reachable = SILENT
-    scene.lookout.liveness_ended(PEER, "a hint")
+    scene.failure_monitor.liveness_ended(PEER, "a hint")
     scene.work()
-    assert (scene.told, scene.dialed) == ([], 1)
+    assert (scene.reported, scene.dialed) == ([], 1)
     scene.refusal = PeerLost(node=PEER, cause="refused")
-    scene.lookout.liveness_ended(PEER, "a hint")
+    scene.failure_monitor.liveness_ended(PEER, "a hint")
     scene.work()
-    assert scene.told == [PeerLossFound(PEER, "a hint; refused")]
+    assert scene.reported == [PeerLossFound(PEER, "a hint; refused")]
 
 
 def test_who_is_lost_and_disputed_is_reached_over_others_from_now_on(scene: Scene) -> None:
     scene.reachable = SILENT
     scene.lose_link()
     scene.work()
-    scene.told.clear()
-    scene.lookout.probe(PEER)
+    scene.reported.clear()
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.told == [ProbeFinished(PEER, SILENT)]  # nobody to go over
-    scene.told.clear()
+    assert scene.reported == [ProbeFinished(PEER, SILENT)]  # nobody to go over
+    scene.reported.clear()
     scene.round = FakeLink(PEER)
-    scene.lookout.probe(PEER)
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.told == [ProbeFinished(PEER, SILENT)]  # nor an answer over others
+    assert scene.reported == [ProbeFinished(PEER, SILENT)]  # nor an answer over others
     assert scene.round.lost == [f"it does not answer over other nodes: {SILENT}"]
-    scene.told.clear()
+    scene.reported.clear()
     scene.reachable = None
-    scene.lookout.probe(PEER)
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.told == [PeerReachable(PEER, severed=True), ProbeFinished(PEER, None)]
+    assert scene.reported == [PeerReachable(PEER, severed=True), ProbeFinished(PEER, None)]
     assert scene.noticed[-1] == (PEER, "back", "it is reachable over other nodes")
 
 
-def test_of_whom_others_bring_word_only_the_link_is_lost_and_only_if_it_does_not_answer_there(scene: Scene) -> None:
-    scene.lookout.doubted(PEER)
+def test_a_member_that_others_report_loses_only_its_link_and_only_if_it_does_not_answer_there(scene: Scene) -> None:
+    scene.failure_monitor.probe_neighbour(PEER)
     scene.work()
     assert scene.link.lost == []
     scene.reachable = SILENT
     before = time.monotonic()
-    scene.lookout.doubted(PEER)
+    scene.failure_monitor.probe_neighbour(PEER)
     scene.work()
     assert scene.link.lost == [SILENT]
-    assert scene.told == []  # what becomes of the lost link is looked into like that of any other
+    assert scene.reported == []  # what becomes of the lost link is looked into like that of any other
     assert before < scene.deadlines[-1] < time.monotonic() + 1.0  # sooner than the member gives up
 
 
-def test_word_of_strangers_and_of_whom_nothing_connects_is_nothing_to_look_into(scene: Scene) -> None:
-    for node in (STRANGER, OTHER):
-        scene.lookout.doubted(node)
-    scene.lookout.close()
-    scene.lookout.doubted(PEER)
+def test_reports_about_unknown_nodes_and_about_nodes_without_a_link_are_ignored(scene: Scene) -> None:
+    for node in (UNKNOWN, OTHER):
+        scene.failure_monitor.probe_neighbour(node)
+    scene.failure_monitor.close()
+    scene.failure_monitor.probe_neighbour(PEER)
     assert not scene.tasks
 
 
@@ -208,91 +211,93 @@ def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:
     scene.refusal = PeerLost(node=PEER, cause="a firewall")
     scene.lose_link()
     scene.work()
-    assert scene.told == [PeerLossFound(PEER, "connection reset; a firewall")]
+    assert scene.reported == [PeerLossFound(PEER, "connection reset; a firewall")]
 
 
 def test_nobody_dials_whose_process_has_ended_however_it_was_reached(scene: Scene) -> None:
     scene.link.schemes = ("relay",)
-    scene.reachable = f"{ENDED} (connection refused)"
-    scene.lookout.cut_off(PEER, "no way is left")
+    scene.reachable, scene.process_ended = ENDED, True
+    scene.failure_monitor.cut_off(PEER, "no way is left")
     scene.work()
-    assert scene.told == [PeerLossFound(PEER, f"no way is left; {ENDED} (connection refused)")]
+    assert scene.reported == [PeerLossFound(PEER, f"no way is left; {ENDED}")]
     assert scene.dialed == 0
-    assert scene.lookout.has_left(PEER)
+    assert scene.failure_monitor.has_left(PEER)
 
 
 def test_who_is_cut_off_and_answers_is_not_lost(scene: Scene) -> None:
-    scene.lookout.cut_off(PEER, "no way is left")
+    scene.failure_monitor.cut_off(PEER, "no way is left")
     scene.work()
-    assert scene.told == []
-    assert not scene.lookout.has_left(PEER)
+    assert scene.reported == []
+    assert not scene.failure_monitor.has_left(PEER)
 
 
 def test_a_hint_about_who_answers_on_its_link_changes_nothing(scene: Scene) -> None:
-    scene.lookout.liveness_ended(PEER, "its death line ended")
-    scene.lookout.missed(PEER, "somebody could not send")
+    scene.failure_monitor.liveness_ended(PEER, "its death line ended")
+    scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
     scene.work()
-    assert (scene.told, scene.noticed, scene.dialed) == ([], [], 0)
+    assert (scene.reported, scene.noticed, scene.dialed) == ([], [], 0)
 
 
-def test_the_word_of_a_launcher_is_checked_and_then_is_the_cause(scene: Scene) -> None:
-    scene.lookout.report_dead(PEER, "it was killed by SIGKILL")
+def test_the_report_of_a_launcher_is_checked_and_then_is_the_cause(scene: Scene) -> None:
+    scene.failure_monitor.report_dead(PEER, "it was killed by SIGKILL")
     scene.work()
-    assert scene.told == []  # it answers: another process of that number, say
+    assert scene.reported == []  # it answers: another process of that number, say
     scene.reachable = "connection refused"
-    scene.lookout.liveness_ended(PEER, "its death line ended")
+    scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.work()
-    assert scene.told == [PeerLossFound(PEER, "it was killed by SIGKILL")]
+    assert scene.reported == [PeerLossFound(PEER, "it was killed by SIGKILL")]
 
 
 def test_many_hints_at_once_are_one_examination(scene: Scene) -> None:
     scene.reachable = SILENT
     scene.lose_link()
-    scene.lookout.liveness_ended(PEER, "its death line ended")
-    scene.lookout.missed(PEER, "somebody could not send")
+    scene.failure_monitor.liveness_ended(PEER, "its death line ended")
+    scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
     assert len(scene.tasks) == 1
     scene.work()
-    assert scene.told == [PeerLossFound(PEER, f"connection reset; {SILENT}")]
+    assert scene.reported == [PeerLossFound(PEER, f"connection reset; {SILENT}")]
 
 
-def test_a_member_is_looked_into_until_what_was_found_is_told(scene: Scene) -> None:
+def test_a_member_is_examined_until_the_finding_is_reported(scene: Scene) -> None:
     scene.reachable = SILENT
-    told_while: list[bool] = []
-    scene.lookout._tell = lambda _: told_while.append(scene.lookout.is_investigating([OTHER, PEER]))
+    reported_while: list[bool] = []
+    scene.failure_monitor._report_event = lambda _: reported_while.append(
+        scene.failure_monitor.is_investigating([OTHER, PEER])
+    )
     scene.lose_link()
-    assert not scene.lookout.is_investigating([OTHER])
+    assert not scene.failure_monitor.is_investigating([OTHER])
     scene.work()
-    assert (told_while, scene.lookout.is_investigating([PEER])) == ([True], False)
+    assert (reported_while, scene.failure_monitor.is_investigating([PEER])) == ([True], False)
 
 
-def test_nobody_looks_into_strangers_or_itself(scene: Scene) -> None:
-    scene.lookout.liveness_ended(STRANGER, "gone")
-    scene.lookout.report_dead(ME, "somebody lost me")
+def test_nobody_looks_into_unauthenticated_peers_or_itself(scene: Scene) -> None:
+    scene.failure_monitor.liveness_ended(UNKNOWN, "gone")
+    scene.failure_monitor.report_dead(ME, "somebody lost me")
     assert not scene.tasks
 
 
 def test_what_waits_for_a_lost_member_ends_now_and_the_end_of_its_link_is_no_news(scene: Scene) -> None:
     scene.reachable = SILENT
-    scene.lookout.liveness_ended(PEER, "its death line ended")
+    scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.work()
     assert scene.link.lost == [f"its death line ended; {SILENT}"]
     scene.lose_link()
     assert not scene.tasks
-    assert len(scene.told) == 1
+    assert len(scene.reported) == 1
 
 
-def test_users_hear_once_of_a_loss_however_many_tell_of_it_and_again_when_it_was_back(scene: Scene) -> None:
+def test_users_learn_of_a_loss_once_however_many_report_it_and_again_when_it_was_back(scene: Scene) -> None:
     scene.reachable = SILENT
     for _ in range(2):
-        scene.lookout.liveness_ended(PEER, "its death line ended")
+        scene.failure_monitor.liveness_ended(PEER, "its death line ended")
         scene.work()
-        scene.lookout.report_dead(PEER, "it was killed by SIGKILL")
+        scene.failure_monitor.report_dead(PEER, "it was killed by SIGKILL")
         scene.work()
         assert [state for _, state, _ in scene.noticed] == ["lost"]
         scene.noticed.clear()
-        scene.lookout._find(PEER)
-    scene.lookout.missed(STRANGER, "it was a member when somebody asked")
-    scene.lookout._lose(STRANGER, "it is no longer a member")
+        scene.failure_monitor._report_reachable(PEER)
+    scene.failure_monitor.report_unreachable(UNKNOWN, "it was a member when somebody asked")
+    scene.failure_monitor._lose(UNKNOWN, "it is no longer a member")
     assert scene.noticed == []
 
 
@@ -301,7 +306,7 @@ def test_users_hear_once_of_a_loss_however_many_tell_of_it_and_again_when_it_was
 
 def test_who_raised_is_lost_at_once_with_its_traceback(scene: Scene) -> None:
     scene.say(Goodbye("ValueError: no data", traceback="Traceback …\nValueError: no data"))
-    (loss,) = scene.told
+    (loss,) = scene.reported
     assert loss.node == PEER
     assert loss.cause == "it raised an exception and left:\nTraceback …\nValueError: no data"
     assert not loss.willing
@@ -309,7 +314,7 @@ def test_who_raised_is_lost_at_once_with_its_traceback(scene: Scene) -> None:
 
 def test_of_a_long_traceback_the_end_is_kept(scene: Scene) -> None:
     scene.say(Goodbye("ValueError", traceback="x" * MAX_CAUSE_CHARACTERS + "ValueError: the end"))
-    (loss,) = scene.told
+    (loss,) = scene.reported
     assert len(loss.cause) == MAX_CAUSE_CHARACTERS
     assert loss.cause.startswith("it raised an exception and left:\n")
     assert loss.cause.endswith("ValueError: the end")
@@ -317,9 +322,9 @@ def test_of_a_long_traceback_the_end_is_kept(scene: Scene) -> None:
 
 def test_who_simply_leaves_is_gone_when_its_link_ends_and_not_before(scene: Scene) -> None:
     scene.say(Goodbye(LEFT))
-    assert scene.told == []
-    scene.lookout.link_lost(cast(Link, scene.link), LinkClosed(node=PEER))
-    assert scene.told == [PeerLossFound(PEER, LEFT, willing=True)]
+    assert scene.reported == []
+    scene.failure_monitor.link_lost(cast(Link, scene.link), LinkClosed(node=PEER))
+    assert scene.reported == [PeerLossFound(PEER, LEFT, willing=True)]
     assert scene.noticed == [(PEER, "left", LEFT)]
     assert not scene.tasks
 
@@ -327,44 +332,44 @@ def test_who_simply_leaves_is_gone_when_its_link_ends_and_not_before(scene: Scen
 def test_whatever_hints_at_who_said_goodbye_it_has_left_as_it_said(scene: Scene) -> None:
     scene.reachable = SILENT
     scene.say(Goodbye(LEFT))
-    scene.lookout.liveness_ended(PEER, "its death line ended")
+    scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.work()
-    assert scene.told == [PeerLossFound(PEER, LEFT, willing=True)]
+    assert scene.reported == [PeerLossFound(PEER, LEFT, willing=True)]
     assert scene.noticed == [(PEER, "left", LEFT)]
 
 
 def test_who_is_needed_after_it_left_is_lost_like_anybody_else(scene: Scene) -> None:
     scene.say(Goodbye(LEFT))
-    scene.lookout.missed(PEER, "the link was lost")
-    assert scene.told == [PeerLossFound(PEER, LEFT)]
+    scene.failure_monitor.report_unreachable(PEER, "the link was lost")
+    assert scene.reported == [PeerLossFound(PEER, LEFT)]
 
 
 def test_who_is_no_member_any_more_is_forgotten(scene: Scene) -> None:
     scene.say(Goodbye(LEFT))
-    scene.lookout.report_dead(PEER, "killed")
-    scene.lookout.adopt(members(ME, OTHER, epoch=2))
-    scene.lookout.adopt(members(PEER, ME, OTHER, epoch=3))  # another life of that number
+    scene.failure_monitor.report_dead(PEER, "killed")
+    scene.failure_monitor.adopt(members(ME, OTHER, epoch=2))
+    scene.failure_monitor.adopt(members(PEER, ME, OTHER, epoch=3))  # another life of that number
     scene.tasks.clear()
-    scene.lookout._probed.clear()
-    scene.lookout.missed(PEER, "somebody could not send")
+    scene.failure_monitor._probing_hints.clear()
+    scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
     scene.work()
-    assert scene.told == []  # it answers
+    assert scene.reported == []  # it answers
 
 
 # ---------------------------------------------------------------- findings
 
 
 def test_silence_is_a_loss_whatever_the_link_looks_like(scene: Scene) -> None:
-    scene.lookout.found(LivenessReport(PEER, "silent", 0.0, None, "nothing heard for 5 s"))
-    assert scene.told == [PeerLossFound(PEER, "nothing heard for 5 s")]
+    scene.failure_monitor.liveness_changed(LivenessReport(PEER, "silent", 0.0, None, "nothing heard for 5 s"))
+    assert scene.reported == [PeerLossFound(PEER, "nothing heard for 5 s")]
 
 
 def test_who_is_stuck_is_reported_and_stays(scene: Scene) -> None:
-    scene.lookout.found(LivenessReport(PEER, "stuck", 0.0, None, "in all_reduce #12 for 9 s"))
-    assert scene.told == []
+    scene.failure_monitor.liveness_changed(LivenessReport(PEER, "stuck", 0.0, None, "in all_reduce #12 for 9 s"))
+    assert scene.reported == []
     assert scene.noticed == [(PEER, "stuck", "in all_reduce #12 for 9 s")]
-    scene.lookout.found(LivenessReport(PEER, "alive", 0.0, None, "it goes on"))
-    assert scene.told == [PeerReachable(PEER)]
+    scene.failure_monitor.liveness_changed(LivenessReport(PEER, "alive", 0.0, None, "it goes on"))
+    assert scene.reported == [PeerReachable(PEER)]
     assert scene.noticed[1:] == [(PEER, "back", "it goes on")]
 
 
@@ -374,42 +379,42 @@ def test_who_is_stuck_is_reported_and_stays(scene: Scene) -> None:
 @pytest.mark.parametrize("answer", [None, SILENT])
 def test_a_probe_is_answered_aside(scene: Scene, answer: str | None) -> None:
     scene.reachable = answer
-    scene.lookout.probe(PEER)
-    assert scene.told == []
+    scene.failure_monitor.probe(PEER)
+    assert scene.reported == []
     scene.work()
-    assert scene.told == [ProbeFinished(PEER, answer)]
+    assert scene.reported == [ProbeFinished(PEER, answer)]
 
 
 def test_who_is_no_member_cannot_be_reached(scene: Scene) -> None:
-    scene.lookout.probe(STRANGER)
+    scene.failure_monitor.probe(UNKNOWN)
     scene.work()
-    assert scene.told == [ProbeFinished(STRANGER, "it is no longer a member")]
+    assert scene.reported == [ProbeFinished(UNKNOWN, "it is no longer a member")]
 
 
 def test_a_first_link_that_a_probe_opens_is_not_called_a_severed_one(scene: Scene) -> None:
-    scene.lookout.probe(OTHER)
+    scene.failure_monitor.probe(OTHER)
     scene.work()
     assert scene.dialed == 1
-    assert scene.told == [ProbeFinished(OTHER, None)]
+    assert scene.reported == [ProbeFinished(OTHER, None)]
     assert scene.noticed == []
 
 
 def test_once_closed_nothing_is_looked_into(scene: Scene) -> None:
-    scene.lookout.close()
-    scene.lookout.close()
+    scene.failure_monitor.close()
+    scene.failure_monitor.close()
     scene.lose_link()
-    scene.lookout.probe(PEER)
+    scene.failure_monitor.probe(PEER)
     assert not scene.tasks
 
 
 def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself(scene: Scene) -> None:
     config = scene.config
     scene.known = PeerLiveness(age=0.1, beat=None, beat_age=config.stuck_timeout - 1.0, state="stuck")
-    scene.lookout.probe(PEER)
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    (told,) = scene.told
-    assert isinstance(told, ProbeFinished)
-    assert "no beat for 59 s" in (told.cause or "")
+    (reported,) = scene.reported
+    assert isinstance(reported, ProbeFinished)
+    assert "no beat for 59 s" in (reported.cause or "")
 
 
 # ---------------------------------------------------------------- starvation
@@ -418,16 +423,16 @@ def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself
 def test_a_node_that_runs_slowly_gives_everybody_more_time(scene: Scene) -> None:
     scene.own_delay = 12.0
     begin = time.monotonic()
-    scene.lookout.liveness_ended(PEER, "its connection ended")
+    scene.failure_monitor.liveness_ended(PEER, "its connection ended")
     scene.work()
     assert scene.deadlines[0] >= begin + 13.0
 
 
 def test_a_process_that_exists_has_as_much_time_as_its_watchers_give_it_less_its_silence(scene: Scene) -> None:
-    scene.lookout.liveness_ended(PEER, "its connection ended")
+    scene.failure_monitor.liveness_ended(PEER, "its connection ended")
     scene.known = PeerLiveness(age=3.0, beat=None, beat_age=3.0, state="alive")
     scene.work()
-    scene.lookout.liveness_ended(PEER, "its connection ended")
+    scene.failure_monitor.liveness_ended(PEER, "its connection ended")
     scene.known = PeerLiveness(age=300.0, beat=None, beat_age=3.0, state="alive")
     scene.work()
     assert scene.patience == [1.0, 0.0]
@@ -437,79 +442,79 @@ def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene)
     many = range(100, 100 + 3 * MAX_PROBES)
     scene.directory = PeerDirectory(ME, members(ME, *many))
     for node in many:
-        scene.lookout.liveness_ended(node, "its connection ended")
+        scene.failure_monitor.liveness_ended(node, "its connection ended")
     assert len(scene.tasks) == MAX_PROBES
-    scene.reachable = f"{ENDED} (connection refused)"
+    scene.reachable, scene.process_ended = ENDED, True
     scene.work()
-    assert [event.node for event in scene.told] == list(many)
-    scene.lookout.probe(many[0])
+    assert [event.node for event in scene.reported] == list(many)
+    scene.failure_monitor.probe(many[0])
     assert len(scene.tasks) == 1
 
 
 def test_a_node_whose_probe_raised_can_be_probed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> str | None:
+    def fail(*_: Any, **__: Any) -> ProbeFailure | None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(lookout_room, "probe_peer", fail)
-    scene.lookout.probe(PEER)
+    monkeypatch.setattr(monitored, "probe_peer", fail)
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    scene.told.clear()
-    monkeypatch.setattr(lookout_room, "probe_peer", scene.probe)
-    scene.lookout.probe(PEER)
+    scene.reported.clear()
+    monkeypatch.setattr(monitored, "probe_peer", scene.probe)
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.told == [ProbeFinished(PEER, None)]
+    assert scene.reported == [ProbeFinished(PEER, None)]
 
 
 def test_a_node_that_is_asked_about_again_before_the_answer_is_probed_once(scene: Scene) -> None:
-    scene.lookout.probe(PEER)
-    scene.lookout.probe(PEER)
+    scene.failure_monitor.probe(PEER)
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.told == [ProbeFinished(PEER, None)]
-    scene.lookout.probe(PEER)
+    assert scene.reported == [ProbeFinished(PEER, None)]
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.told == [ProbeFinished(PEER, None)] * 2
+    assert scene.reported == [ProbeFinished(PEER, None)] * 2
 
 
 # ---------------------------------------------------------------- probes that raise
 
 
-def raising(*_: object, **__: object) -> str | None:
+def raising(*_: object, **__: object) -> ProbeFailure | None:
     raise TypeError("an address that is a number")
 
 
 def test_a_probe_that_raises_says_that_this_member_cannot_be_reached_and_the_thread_goes_on(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lookout_room, "probe_peer", raising)
-    scene.lookout.probe(PEER)
-    scene.lookout.probe(OTHER)
+    monkeypatch.setattr(monitored, "probe_peer", raising)
+    scene.failure_monitor.probe(PEER)
+    scene.failure_monitor.probe(OTHER)
     scene.work()
     cause = "it cannot be probed: TypeError: an address that is a number"
-    assert scene.told == [ProbeFinished(PEER, cause), ProbeFinished(OTHER, cause)]
+    assert scene.reported == [ProbeFinished(PEER, cause), ProbeFinished(OTHER, cause)]
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
-    scene.told.clear()
-    scene.lookout.probe(PEER)
+    scene.reported.clear()
+    scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.told == [ProbeFinished(PEER, cause)], "it may be asked again"
+    assert scene.reported == [ProbeFinished(PEER, cause)], "it may be asked again"
 
 
 def test_a_hint_whose_probe_raises_is_concluded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout_room, "probe_peer", raising)
-    scene.lookout.missed(PEER, SILENT)
+    monkeypatch.setattr(monitored, "probe_peer", raising)
+    scene.failure_monitor.report_unreachable(PEER, SILENT)
     scene.work()
-    (lost,) = scene.told
+    (lost,) = scene.reported
     assert isinstance(lost, PeerLossFound)
     assert lost.cause == f"{SILENT}; it cannot be probed: TypeError: an address that is a number"
-    assert not scene.lookout.is_investigating([PEER])
+    assert not scene.failure_monitor.is_investigating([PEER])
 
 
 def test_a_task_that_raises_ends_neither_its_thread_nor_those_that_wait(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     done: list[str] = []
-    scene.lookout._run_in_thread(raising)
-    scene.lookout._run_in_thread(lambda: done.append("the next"))
+    scene.failure_monitor._run_in_thread(raising)
+    scene.failure_monitor._run_in_thread(lambda: done.append("the next"))
     scene.work()
     assert done == ["the next"]
     assert "an address that is a number" in caplog.text
-    assert scene.lookout._busy == 0
+    assert scene.failure_monitor._busy == 0

@@ -25,7 +25,7 @@ from nexar.cluster.membership import Member
 from nexar.transport.base import Buffer, Carrier, CarrierLost, ConnectRefused, Expected
 from nexar.wire.control import Declined, Introduce, Introduced, Message, Ping, Unknown, decode, encode
 from nexar.wire.frame import Frame, FrameKind, Lane
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
 PEER = Member(9, "here", bytes(32), {"tls": ("10.0.0.1:1",)}, frozenset())
@@ -67,7 +67,7 @@ class Surroundings:
         return member.addresses
 
     def dial(
-        self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float, recall: CancelToken
+        self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float, cancel_token: CancelToken
     ) -> Carrier:
         self.expected = expected
         self.deadline = deadline
@@ -87,7 +87,7 @@ class Surroundings:
 
 
 def fault_of(node: int, claim: Introduced) -> str | None:
-    """What the membership says; the circle's own laws are told in test_circle."""
+    """What the membership says; the laws of peering are in test_peering."""
     assert node == PEER.node
     return None if claim.rank == RIGHT.rank else f"it claims rank {claim.rank}, and has rank {RIGHT.rank}"
 
@@ -97,7 +97,7 @@ def dial(where: Surroundings) -> PeerDial:
 
 
 def soon() -> float:
-    return time.monotonic() + PATIENCE
+    return time.monotonic() + EVENT_TIMEOUT
 
 
 def test_who_answers_from_the_right_place_becomes_the_link() -> None:
@@ -146,7 +146,7 @@ def test_where_memory_cannot_be_shared_the_network_serves(trouble: Exception, ca
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "messages"),
     [
         (Introduced(rank=5, epoch=2), "it claims rank 5, and has rank 4"),
         (Declined("no such epoch"), "it declined: no such epoch"),
@@ -154,17 +154,17 @@ def test_where_memory_cannot_be_shared_the_network_serves(trouble: Exception, ca
     ],
     ids=["rank", "declined", "nonsense"],
 )
-def test_who_answers_wrongly_is_left(answer: Message, words: str) -> None:
+def test_who_answers_wrongly_is_left(answer: Message, messages: str) -> None:
     peer = Answerer(answer)
     where = Surroundings(peer)
     dialing = dial(where)
-    with pytest.raises(PeerDialFailed, match=words):
+    with pytest.raises(PeerDialFailed, match=messages):
         dialing.run(soon())
     assert (dialing.opened, where.adopted) == (False, [])
     assert peer.aborted is not None
 
 
-def test_who_is_no_member_any_more_hears_since_when_and_why() -> None:
+def test_who_is_no_member_any_more_learns_since_when_and_why() -> None:
     peer = Answerer(Declined("it was silent", expelled=3))
     with pytest.raises(NoLongerMember, match="went on without this node in epoch 3: it was silent") as raised:
         dial(Surroundings(peer)).run(soon())
@@ -189,14 +189,14 @@ def test_who_never_answers_is_left_at_the_deadline_and_an_answer_after_it_is_not
     assert where.adopted == []
 
 
-def test_a_connection_that_breaks_is_told_with_its_reason() -> None:
+def test_a_connection_that_breaks_is_reported_with_its_reason() -> None:
     peer = Answerer()
     threading.Timer(0.02, peer.lose).start()
     with pytest.raises(PeerDialFailed, match="broke at once: it is gone"):
         dial(Surroundings(peer)).run(soon())
 
 
-def test_a_connection_that_is_gone_before_a_word_is_said_is_told_too() -> None:
+def test_a_connection_that_is_lost_before_the_first_message_is_reported_too() -> None:
     peer = Answerer()
     peer.lost = True
     with pytest.raises(PeerDialFailed, match="cannot connect: it is gone"):
@@ -204,15 +204,15 @@ def test_a_connection_that_is_gone_before_a_word_is_said_is_told_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words"),
+    ("trouble", "messages"),
     [
         (ConnectRefused("there", "quic: no; tls: no"), "cannot connect: quic: no; tls: no"),
         (TimeoutError("tls: no answer"), "cannot connect: tls: no answer"),
         (DialCancelled(), "this node is closed"),
     ],
 )
-def test_a_dial_that_does_not_get_through_says_why(trouble: Exception, words: str) -> None:
-    with pytest.raises(PeerDialFailed, match=words):
+def test_a_dial_that_does_not_get_through_says_why(trouble: Exception, messages: str) -> None:
+    with pytest.raises(PeerDialFailed, match=messages):
         dial(Surroundings(trouble)).run(soon())
 
 
@@ -248,12 +248,12 @@ class Line(FakeCarrier):
         self._check()
         self.said.append(decode(b"".join(body)))
 
-    def hear(self, message: Message, kind: int = FrameKind.CONTROL) -> None:
+    def receive(self, message: Message, kind: int = FrameKind.CONTROL) -> None:
         self.say(encode(message), kind)
 
 
 class AnsweringSide:
-    """What a mesh is told."""
+    """What a mesh is notified of."""
 
     def __init__(self) -> None:
         self.line = Line()
@@ -280,34 +280,34 @@ def answerer() -> AnsweringSide:
 
 
 def test_a_dialer_that_was_welcomed_and_goes_on_is_handed_over_with_its_frame(answerer: AnsweringSide) -> None:
-    answerer.line.hear(THIS_NODE)
+    answerer.line.receive(THIS_NODE)
     assert (answerer.introduced, answerer.confirmed) == ([THIS_NODE], [])
     answerer.answering.welcome(YOU)
     assert answerer.line.said == [YOU]
-    answerer.line.hear(Ping(1))
+    answerer.line.receive(Ping(1))
     assert answerer.confirmed == [encode(Ping(1))]
 
 
 def test_a_dialer_that_was_declined_and_goes_on_is_thrown_out(answerer: AnsweringSide) -> None:
-    answerer.line.hear(THIS_NODE)
+    answerer.line.receive(THIS_NODE)
     answerer.answering.decline("wrong rank")
     assert answerer.line.said == [Declined("wrong rank")]
     assert answerer.line.finished
-    answerer.line.hear(Ping(1))
+    answerer.line.receive(Ping(1))
     assert (answerer.confirmed, answerer.ended) == ([], 1)
     assert answerer.line.aborted is not None
 
 
 def test_a_dialer_that_goes_on_before_it_was_answered_is_thrown_out(answerer: AnsweringSide) -> None:
-    answerer.line.hear(THIS_NODE)
-    answerer.line.hear(THIS_NODE)
+    answerer.line.receive(THIS_NODE)
+    answerer.line.receive(THIS_NODE)
     assert (answerer.confirmed, answerer.ended) == ([], 1)
     assert "before the introduction was accepted" in (answerer.line.aborted or "")
 
 
 @pytest.mark.parametrize("kind", [FrameKind.CONTROL, FrameKind.EAGER])
 def test_a_dialer_that_says_anything_else_first_is_thrown_out(answerer: AnsweringSide, kind: FrameKind) -> None:
-    answerer.line.hear(Ping(1), kind)
+    answerer.line.receive(Ping(1), kind)
     assert (answerer.introduced, answerer.ended) == ([], 1)
     assert "before an introduction" in (answerer.line.aborted or "")
 
@@ -320,7 +320,7 @@ def test_a_dialer_that_is_lost_or_leaves_is_forgotten() -> None:
 
 
 def test_a_dialer_that_is_gone_when_it_is_answered_costs_nothing(answerer: AnsweringSide) -> None:
-    answerer.line.hear(THIS_NODE)
+    answerer.line.receive(THIS_NODE)
     answerer.line.lost = True
     answerer.answering.welcome(YOU)
     assert answerer.line.said == []
@@ -330,8 +330,8 @@ def test_the_dialer_takes_one_answer() -> None:
     line, answers = Line(), []
     DialingHandshake(as_carrier(line), THIS_NODE, lambda _, answer: answers.append(answer))
     assert line.said == [THIS_NODE]
-    line.hear(YOU)
-    line.hear(Declined("no"))
+    line.receive(YOU)
+    line.receive(Declined("no"))
     assert answers == [YOU]
 
 
@@ -434,7 +434,7 @@ def test_what_fails_because_everything_ends_is_no_failure(end: str, caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("ours", "scheme", "sidecar", "words"),
+    ("ours", "scheme", "sidecar", "messages"),
     [
         ("tcp", "tcp", True, None),
         ("tls", "tls", True, None),
@@ -446,11 +446,11 @@ def test_what_fails_because_everything_ends_is_no_failure(end: str, caplog: pyte
         ("tcp", "tls", True, "takes tcp sidecars, not tls"),
     ],
 )
-def test_what_is_taken_and_what_is_not(ours: str | None, scheme: str, sidecar: bool, words: str | None) -> None:
+def test_what_is_taken_and_what_is_not(ours: str | None, scheme: str, sidecar: bool, messages: str | None) -> None:
     carrier = FakeCarrier(verified=True)
     carrier.scheme = scheme
     verdict = sidecars(SidecarSurroundings(ours)).why_refused(
         as_carrier(carrier), Introduce(rank=0, epoch=2, sidecar=sidecar)
     )
-    assert (verdict is None) == (words is None)
-    assert (words or "") in (verdict or "")
+    assert (verdict is None) == (messages is None)
+    assert (messages or "") in (verdict or "")

@@ -1,4 +1,4 @@
-"""Beats, and what is heard of the others: on links that are made up, in time that a test owns."""
+"""Beats, and what is learned of the others: on links that are made up, in time that a test owns."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,13 +24,13 @@ class FakeLink:
     def __init__(self, *schemes: str) -> None:
         self.schemes = schemes or ("quic",)
         self.failure: Exception | None = None
-        self.heard = 10.0
+        self.received = 10.0
         self.said: list[Message] = []
         self.full = False
         self.gone = False
 
     def heard_bytes(self) -> float:
-        return 0.0 if self.failure is not None else self.heard
+        return 0.0 if self.failure is not None else self.received
 
     def send_control(self, message: Message) -> bool:
         if self.gone:
@@ -43,12 +43,12 @@ class FakeLink:
         self.failure = PeerLost(rank=1, node=2, address=None, cause="gone")
 
 
-class FakeAlarm:
+class FakeTimer:
     """Rings when the virtual clock says so."""
 
-    def __init__(self, clock: VirtualClock, ring: Callable[[float], float | None]) -> None:
+    def __init__(self, clock: VirtualClock, callback: Callable[[float], float | None]) -> None:
         self._clock = clock
-        self._ring = ring
+        self._callback = callback
         self._due: float | None = None
         self.closed = False
 
@@ -61,7 +61,7 @@ class FakeAlarm:
         now = self._clock.now()
         if self._due is not None and now >= self._due and not self.closed:
             self._due = None
-            self.wake_by(self._ring(now))
+            self.wake_by(self._callback(now))
 
     def close(self) -> None:
         self.closed = True
@@ -82,7 +82,7 @@ class Scene:
             lambda: (DOING, self.finished),
             self.found.append,
             clock=self.clock,
-            alarm=lambda ring: FakeAlarm(self.clock, ring),
+            make_timer=lambda callback: FakeTimer(self.clock, callback),
         )
         self.membership = membership(*range(1, size + 1))
 
@@ -95,7 +95,7 @@ class Scene:
         """Nodes `alive` beat, of those `muted` only packets come. What was found, as node and state."""
         for _ in range(round(seconds * 2)):
             for node in (*alive, *muted):
-                self.links[node].heard += 30
+                self.links[node].received += 30
             for node in alive:
                 self.heartbeat.arrived(node, Beat(1, DOING))
             self.clock.advance(0.5)
@@ -143,7 +143,7 @@ def test_a_node_that_is_alone_has_nobody_to_talk_to() -> None:
     assert scene.pass_(30.0) == []
 
 
-def test_in_a_large_world_three_are_told_and_three_are_watched() -> None:
+def test_in_a_large_world_three_are_notified_and_three_are_watched() -> None:
     scene = Scene(size=20)
     scene.begin()
     found = scene.pass_(6.0)
@@ -180,19 +180,19 @@ def test_the_loss_of_a_link_is_no_sign_of_life() -> None:
     assert scene.pass_(2.0, 2) == [(2, "alive")]
 
 
-def test_packets_without_beats_are_told_as_stuck_with_the_last_call() -> None:
+def test_packets_without_beats_are_reported_as_stuck_with_the_last_call() -> None:
     scene = Scene(size=2)
     scene.begin()
     scene.pass_(2.0, 2)
     for _ in range(12):
-        scene.links[2].heard += 30
+        scene.links[2].received += 30
         scene.clock.advance(0.5)
     (stuck,) = scene.found
     assert stuck.state == "stuck"
     assert "stuck in all_reduce #7" in stuck.cause
 
 
-def test_without_quic_the_cause_says_what_cannot_be_told() -> None:
+def test_without_quic_the_cause_says_what_cannot_be_known() -> None:
     scene = Scene(size=2)
     scene.begin()
     scene.links[2].schemes = ("shm", "tls")
@@ -238,7 +238,7 @@ def test_what_is_known_can_be_asked_at_any_time() -> None:
     assert known.state == "alive"
 
 
-def test_with_an_alarm_of_its_own_it_beats_by_itself() -> None:
+def test_with_a_timer_of_its_own_it_beats_by_itself() -> None:
     node = cast(Any, SimpleNamespace(id=ME, config=Config(heartbeat_interval=0.01)))
     link = FakeLink()
     heartbeat = Heartbeat(node, cast(Any, lambda: {2: link}), lambda: ((), ""), lambda _: None)

@@ -21,9 +21,9 @@ def test_the_setting_rules():
 
 def test_every_process_of_this_host_finds_the_same():
     code = "from nexar.cluster.host import host_id; from nexar.config import Config; print(host_id(Config()))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert told == host_id(Config())
-    assert re.fullmatch(r"[0-9a-f]{12}", told)
+    reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert reported == host_id(Config())
+    assert re.fullmatch(r"[0-9a-f]{12}", reported)
 
 
 @pytest.mark.parametrize("fact", ["boot", "name", "network"])
@@ -39,7 +39,7 @@ def test_another_boot_name_or_network_is_another_host(monkeypatch, tmp_path, fac
     assert host_id(Config()) != before
 
 
-def test_a_system_that_tells_less_is_known_by_its_name(monkeypatch, tmp_path):
+def test_a_system_that_reports_less_is_known_by_its_name(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_BOOT", tmp_path / "nothing")
     monkeypatch.setattr(module, "_NETWORK", tmp_path / "nothing")
     assert host_id(Config()) == host_id(Config())
@@ -77,5 +77,5 @@ def test_interfaces_are_read_with_their_networks():
 
 
 def test_this_host_can_be_reached_on_loopback():
-    told = candidate_addresses(read_interfaces(), "0.0.0.0:4000", schemes=["quic"])
-    assert told["quic"][-1] == "127.0.0.1:4000"
+    reported = candidate_addresses(read_interfaces(), "0.0.0.0:4000", schemes=["quic"])
+    assert reported["quic"][-1] == "127.0.0.1:4000"

@@ -1,10 +1,11 @@
-"""Knocking at seeds that do as they are told."""
+"""Dialing seeds that follow a script."""
 
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -12,6 +13,8 @@ from nexar.cluster import wait_notice
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.failure_detector import longest_extension
 from nexar.cluster.join_client import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
     JoinClient,
     JoinConnection,
     JoinedCluster,
@@ -20,8 +23,9 @@ from nexar.cluster.join_client import (
     RefusedBySeed,
     SeedConnectionLost,
     patience,
+    pause_before,
 )
-from nexar.cluster.membership import Member, Membership
+from nexar.cluster.membership import Member, Membership, encode_membership
 from nexar.errors import FormationTimeout, JoinRefused, OperationTimeout, SeedUnreachable, VersionMismatch
 from nexar.security.authority import Authority
 from nexar.security.certificates import make_request
@@ -47,7 +51,7 @@ from nexar.wire.join import (
     ReserveRanks,
     encode_join,
 )
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 from tests.unit.cluster.seed_side import CERTIFICATE, INVITATION, SECRET, AtOnce, FakeNode, Opening, SeedSide, as_node
 
@@ -56,7 +60,7 @@ RENEWED = Renewed(b"certificate")
 
 
 def soon() -> float:
-    return time.monotonic() + PATIENCE
+    return time.monotonic() + EVENT_TIMEOUT
 
 
 def over() -> float:
@@ -94,7 +98,7 @@ def test_who_proves_itself_is_answered_with_our_proof(role: Role) -> None:
     [Honest(secret=bytes(32)), Honest(certificate=b"a certificate of somebody in between"), Honest(certificate=None)],
     ids=["another secret", "another certificate", "no certificate"],
 )
-def test_an_impostor_hears_nothing_that_depends_on_the_secret(seed: Honest) -> None:
+def test_an_impostor_receives_nothing_that_depends_on_the_secret(seed: Honest) -> None:
     with pytest.raises(NotTheSeed, match="seed:1 cannot prove") as raised:
         greet(open_line(seed))
     assert seed.sent == []
@@ -156,7 +160,7 @@ def test_a_seed_of_another_version_is_named_with_both() -> None:
     assert seed.aborted is not None
 
 
-def test_nonsense_ends_the_line_and_stays_its_last_word() -> None:
+def test_nonsense_ends_the_connection_and_stays_its_reason() -> None:
     seed = SeedSide()
     line = open_line(seed)
     seed.say(b"\x00nonsense")
@@ -189,7 +193,7 @@ def test_a_seed_that_talks_without_end_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("how", ["lose", "half_close"])
-def test_what_was_said_before_the_end_is_heard_before_it(how: str) -> None:
+def test_what_was_said_before_the_end_is_received_before_it(how: str) -> None:
     seed = SeedSide()
     line = open_line(seed)
     seed.say_message(RENEWED)
@@ -211,7 +215,7 @@ def test_what_cannot_be_sent_any_more_is_a_lost_line() -> None:
         line.send(ChildDied(1, "killed"))
 
 
-def test_leaving_is_told_and_polite() -> None:
+def test_leaving_is_reported_and_polite() -> None:
     seed = Honest()
     line = open_line(seed)
     greet(line)
@@ -251,7 +255,7 @@ def test_a_challenge_is_only_what_a_seed_says() -> None:
 
 
 MEMBERSHIP = Membership("ours", 1, (Member(FakeNode.id, "here", bytes(32), {}, frozenset()),))
-COMMITTED = Committed(MEMBERSHIP.encode())
+COMMITTED = Committed(encode_membership(MEMBERSHIP))
 SHORT = 0.2
 
 
@@ -260,7 +264,7 @@ def authority() -> Authority:
     return Authority.create("ours")
 
 
-def join(node: FakeNode, timeout: float = PATIENCE, place: RankRequest = RankRequest()) -> JoinedCluster:  # noqa: B008 - it is frozen
+def join(node: FakeNode, timeout: float = EVENT_TIMEOUT, place: RankRequest = RankRequest()) -> JoinedCluster:  # noqa: B008 - it is frozen
     return JoinClient(as_node(node), INVITATION, timeout=timeout, random=AtOnce()).join(place)
 
 
@@ -276,7 +280,7 @@ def refused(*, verification: bool = False) -> Callable[[], FakeCarrier]:
 
 
 class Lost(SeedSide):
-    """A seed that goes away as soon as it has heard a word."""
+    """A seed that goes away as soon as it has received a message."""
 
     def greeted(self) -> None:
         self.lose()
@@ -314,7 +318,7 @@ def test_the_seed_is_dialed_without_a_certificate_and_by_the_key_of_the_ticket(a
 def test_a_launcher_asks_for_ranks_and_gets_its_place(authority: Authority) -> None:
     seed = Opening(authority, size=4)
     node = FakeNode(lambda: seed)
-    worker = JoinClient(as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce())
+    worker = JoinClient(as_node(node), INVITATION, timeout=EVENT_TIMEOUT, random=AtOnce())
     request = make_request(node.id, node.key)
     line, welcome = worker.enter("launcher", lambda proof: ReserveRanks(proof, request, "here", 2))
     assert (welcome.first_rank, welcome.group_rank, welcome.size) == (3, 1, 4)
@@ -329,18 +333,16 @@ def test_a_launcher_asks_for_ranks_and_gets_its_place(authority: Authority) -> N
 @pytest.mark.parametrize(
     "trouble", [refused(), raising(TimeoutError("no answer")), Lost], ids=["refused", "silent", "lost"]
 )
-def test_a_seed_that_is_not_there_yet_is_knocked_at_again(
-    authority: Authority, trouble: Callable[[], FakeCarrier]
-) -> None:
+def test_a_seed_that_is_not_there_yet_is_dialed_again(authority: Authority, trouble: Callable[[], FakeCarrier]) -> None:
     node = FakeNode(trouble, trouble, lambda: Opening(authority, COMMITTED))
     assert join(node).membership == MEMBERSHIP
     assert len(node.dials) == 3
 
 
-def test_a_seed_that_goes_away_before_the_commit_is_knocked_at_again(authority: Authority) -> None:
+def test_a_seed_that_goes_away_before_the_commit_is_dialed_again(authority: Authority) -> None:
     class Leaving(Opening):
-        def told(self, message: JoinMessage) -> None:
-            super().told(message)
+        def reported(self, message: JoinMessage) -> None:
+            super().reported(message)
             self.lose()
 
     first = Leaving(authority)
@@ -360,8 +362,8 @@ def test_a_seed_that_never_comes_is_reported_with_all_that_was_tried() -> None:
 
 def test_a_seed_that_goes_away_for_good_after_it_had_let_us_in_is_reported_as_such(authority: Authority) -> None:
     class Leaving(Opening):
-        def told(self, message: JoinMessage) -> None:
-            super().told(message)
+        def reported(self, message: JoinMessage) -> None:
+            super().reported(message)
             self.lose()
 
     node = FakeNode(lambda: Leaving(authority), raising(TimeoutError("no answer")))
@@ -383,7 +385,7 @@ def test_pauses_grow_with_the_attempts_and_never_go_beyond_the_deadline() -> Non
     begin = time.monotonic()
     with pytest.raises(SeedUnreachable):
         worker.join(RankRequest())
-    assert 0.5 <= time.monotonic() - begin < PATIENCE / 2
+    assert 0.5 <= time.monotonic() - begin < EVENT_TIMEOUT / 2
     assert worker.attempts < 100
 
 
@@ -445,9 +447,9 @@ def test_another_version_is_final_and_both_are_named() -> None:
     assert (len(node.dials), newer.aborted is not None) == (1, True)
 
 
-def test_a_formation_that_failed_tells_what_the_seed_told(authority: Authority) -> None:
-    told = FormationFailed(("node a",), 3, {"10.0.0.1:1": "wrong secret"}, 12.0)
-    seed = Opening(authority, told, size=3)
+def test_a_formation_that_failed_repeats_the_reason_of_the_seed(authority: Authority) -> None:
+    reported = FormationFailed(("node a",), 3, {"10.0.0.1:1": "wrong secret"}, 12.0)
+    seed = Opening(authority, reported, size=3)
     with pytest.raises(FormationTimeout) as raised:
         join(FakeNode(lambda: seed))
     error = raised.value
@@ -472,10 +474,10 @@ def test_a_seed_that_lets_us_in_and_falls_silent_is_a_formation_that_failed(
 
 
 @pytest.mark.parametrize(
-    "word", [Committed(b"nonsense"), Renewed(b"x")], ids=["a membership that is none", "something else"]
+    "sent", [Committed(b"nonsense"), Renewed(b"x")], ids=["a membership that is none", "something else"]
 )
-def test_a_seed_that_makes_no_sense_is_tried_again(authority: Authority, word: JoinMessage) -> None:
-    first = Opening(authority, word)
+def test_a_seed_that_makes_no_sense_is_tried_again(authority: Authority, sent: JoinMessage) -> None:
+    first = Opening(authority, sent)
     node = FakeNode(lambda: first, lambda: Opening(authority, COMMITTED))
     assert join(node).membership == MEMBERSHIP
     assert first.aborted is not None
@@ -513,18 +515,18 @@ def test_a_node_that_closes_recalls_its_worker_from_a_pause() -> None:
 
 def test_to_be_known_again_takes_one_attempt(authority: Authority) -> None:
     node = FakeNode(refused())
-    worker = JoinClient(as_node(node), INVITATION, timeout=PATIENCE)
+    worker = JoinClient(as_node(node), INVITATION, timeout=EVENT_TIMEOUT)
     with pytest.raises(ConnectRefused):
         worker.rejoin(RankRequest())
     assert len(node.dials) == 1
     node = FakeNode(lambda: Opening(authority, COMMITTED))
-    assert JoinClient(as_node(node), INVITATION, timeout=PATIENCE).rejoin(RankRequest()).membership == MEMBERSHIP
+    assert JoinClient(as_node(node), INVITATION, timeout=EVENT_TIMEOUT).rejoin(RankRequest()).membership == MEMBERSHIP
 
 
-def test_a_formation_that_fails_before_this_node_is_ready_is_told_all_the_same(authority: Authority) -> None:
+def test_a_formation_that_fails_before_this_node_is_ready_is_reported_all_the_same(authority: Authority) -> None:
     class Closing(Opening):
-        def told(self, message: JoinMessage) -> None:
-            super().told(message)
+        def reported(self, message: JoinMessage) -> None:
+            super().reported(message)
             if isinstance(message, JoinRequest):
                 self.half_close()
                 self.finished, self.lost = False, True  # from now on nothing can be sent
@@ -542,48 +544,52 @@ OTHERS = Membership("ours", 3, LATER.members[1:])
 
 def test_a_joiner_learns_whom_it_will_join_until_it_is_in(authority: Authority) -> None:
     earlier = Membership("ours", 2, OTHERS.members)
-    words = [Current(earlier.encode()), Current(OTHERS.encode()), Committed(LATER.encode())]
-    node = FakeNode(lambda: Opening(authority, *words))
-    heard: list[Membership] = []
-    joined = JoinClient(as_node(node), INVITATION, timeout=PATIENCE).join(RankRequest(), heard.append)
-    assert heard == [earlier, OTHERS]
+    messages = [
+        Current(encode_membership(earlier)),
+        Current(encode_membership(OTHERS)),
+        Committed(encode_membership(LATER)),
+    ]
+    node = FakeNode(lambda: Opening(authority, *messages))
+    received: list[Membership] = []
+    joined = JoinClient(as_node(node), INVITATION, timeout=EVENT_TIMEOUT).join(RankRequest(), received.append)
+    assert received == [earlier, OTHERS]
     assert (joined.membership, joined.again) == (LATER, False)
     assert joined.connection.epoch == 4
 
 
 def test_a_joiner_waits_as_long_as_it_takes_to_be_taken_and_no_longer_than_it_wants(authority: Authority) -> None:
-    node = FakeNode(lambda: Opening(authority, Current(OTHERS.encode())))
-    worker = JoinClient(as_node(node), INVITATION, timeout=PATIENCE, join_timeout=SHORT)
+    node = FakeNode(lambda: Opening(authority, Current(encode_membership(OTHERS))))
+    worker = JoinClient(as_node(node), INVITATION, timeout=EVENT_TIMEOUT, join_timeout=SHORT)
     with pytest.raises(OperationTimeout, match="a checkpoint of the members") as late:
         worker.join(RankRequest())
     assert late.value.timeout == SHORT
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["and waits", "and is in already"])
-def test_a_joiner_whose_seed_went_away_knocks_again(authority: Authority, *, waits: bool) -> None:
+def test_a_joiner_whose_seed_went_away_dials_again(authority: Authority, *, waits: bool) -> None:
     class Fleeting(Opening):
-        def told(self, message: JoinMessage) -> None:
-            super().told(message)
+        def reported(self, message: JoinMessage) -> None:
+            super().reported(message)
             if isinstance(message, Ready):
                 self.lose()
 
-    gone = Fleeting(authority, Current(OTHERS.encode()))
-    back = Opening(authority, *(Current(OTHERS.encode()),) * waits, Committed(LATER.encode()))
+    gone = Fleeting(authority, Current(encode_membership(OTHERS)))
+    back = Opening(authority, *(Current(encode_membership(OTHERS)),) * waits, Committed(encode_membership(LATER)))
     node = FakeNode(lambda: gone, lambda: back)
-    joined = JoinClient(as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce()).join(RankRequest())
+    joined = JoinClient(as_node(node), INVITATION, timeout=EVENT_TIMEOUT, random=AtOnce()).join(RankRequest())
     assert (joined.membership, joined.again) == (LATER, not waits)
 
 
 def test_a_member_that_the_seed_takes_for_somebody_new_tries_again_later(authority: Authority) -> None:
-    seed = Opening(authority, Current(OTHERS.encode()))
+    seed = Opening(authority, Current(encode_membership(OTHERS)))
     node = FakeNode(lambda: seed)
     with pytest.raises(SeedConnectionLost, match="does not know this node"):
-        JoinClient(as_node(node), INVITATION, timeout=PATIENCE).rejoin(RankRequest(epoch=4))
+        JoinClient(as_node(node), INVITATION, timeout=EVENT_TIMEOUT).rejoin(RankRequest(epoch=4))
     (apply,) = [message for message in seed.sent if isinstance(message, JoinRequest)]
     assert apply.epoch == 4
 
 
-# ---------------------------------------------------------------- what the user is told
+# ---------------------------------------------------------------- what the user sees
 
 
 class Forming(Opening):
@@ -593,45 +599,78 @@ class Forming(Opening):
         super().__init__(authority, size=2)
         self.progress = progress
 
-    def told(self, message: JoinMessage) -> None:
-        super().told(message)
+    def reported(self, message: JoinMessage) -> None:
+        super().reported(message)
         if isinstance(message, FormationQuery):
             self.say_message(self.progress)
             self.say_message(COMMITTED)
 
 
 @pytest.mark.parametrize("reports", [True, False])
-def test_who_waits_for_others_asks_who_is_missing_and_the_first_of_a_host_tells(
+def test_who_waits_for_others_asks_who_is_missing_and_the_first_of_a_host_prints_it(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, reports: bool
 ) -> None:
     monkeypatch.setattr(wait_notice, "FIRST_NOTICE", 0.01)
-    told: list[str] = []
+    reported: list[str] = []
     refused = {"node 7 at 10.0.0.7:1": "it was started as one of 3"}
     progress = FormationProgress(joined=1, expected=2, missing=(1,), refused=refused, reports=reports)
     node = FakeNode(lambda: Forming(authority, progress))
     worker = JoinClient(
-        as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce(), tell=told.append, tells_for_host=False
+        as_node(node), INVITATION, timeout=EVENT_TIMEOUT, random=AtOnce(), tell=reported.append, tells_for_host=False
     )
     worker.join(RankRequest())
     expected = "waiting for 1 of 2 ranks: rank 1 (refused: node 7 at 10.0.0.7:1: it was started as one of 3); trying"
-    assert [text[: len(expected)] for text in told] == ([expected] if reports else [])
+    assert [text[: len(expected)] for text in reported] == ([expected] if reports else [])
 
 
-def test_a_seed_that_does_not_answer_is_told_with_the_reason_and_the_time_that_is_left(
+def test_a_seed_that_does_not_answer_is_reported_with_the_reason_and_the_time_that_is_left(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait_notice, "FIRST_NOTICE", 0.01)
-    told, heard = [], threading.Event()
+    reported, received = [], threading.Event()
 
     def tell(text: str) -> None:
-        told.append(text)
-        heard.set()
+        reported.append(text)
+        received.set()
 
     def nobody() -> FakeCarrier:
-        if heard.is_set():
+        if received.is_set():
             return Opening(authority, COMMITTED)
         raise ConnectRefused("seed:1", "nobody listens")
 
-    JoinClient(as_node(FakeNode(nobody)), INVITATION, timeout=PATIENCE, random=AtOnce(), tell=tell).join(RankRequest())
-    assert told[0].startswith("no seed answers at seed:1, seed:2: n")
-    assert "s more" in told[0]
+    JoinClient(as_node(FakeNode(nobody)), INVITATION, timeout=EVENT_TIMEOUT, random=AtOnce(), tell=tell).join(
+        RankRequest()
+    )
+    assert reported[0].startswith("no seed answers at seed:1, seed:2: n")
+    assert "s more" in reported[0]
+
+
+class Longest(Random):
+    """Always draws the upper bound."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+def test_the_first_attempt_is_made_at_once() -> None:
+    assert pause_before(0, Longest()) == 0.0
+
+
+def test_the_bound_of_a_pause_doubles_up_to_the_longest() -> None:
+    assert [pause_before(attempt, Longest()) for attempt in (1, 2, 3)] == [
+        FIRST_PAUSE,
+        2 * FIRST_PAUSE,
+        4 * FIRST_PAUSE,
+    ]
+    assert pause_before(50, Longest()) == LONGEST_PAUSE
+
+
+def test_an_hour_of_attempts_is_counted_without_trouble() -> None:
+    assert pause_before(5000, Longest()) == LONGEST_PAUSE
+
+
+def test_pauses_are_anywhere_below_their_bound() -> None:
+    random = Random(1)
+    pauses = [pause_before(10, random) for _ in range(1000)]
+    assert min(pauses) < 0.1 * LONGEST_PAUSE
+    assert 0.9 * LONGEST_PAUSE < max(pauses) <= LONGEST_PAUSE

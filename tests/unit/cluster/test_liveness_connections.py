@@ -34,7 +34,7 @@ def test_it_takes_the_carrier_over(scene: Scene) -> None:
     assert scene.line.peer == scene.carrier.peer.node
 
 
-def test_its_loss_is_told_once_with_how_it_came(scene: Scene) -> None:
+def test_its_loss_is_reported_once_with_how_it_came(scene: Scene) -> None:
     scene.carrier.lose()
     scene.line.finish()
     assert scene.over == [(scene.line, "its connection ended: it is gone")]
@@ -112,11 +112,11 @@ def test_those_who_watch_one_another_have_one_line_each(ends: Ends) -> None:
 def test_a_line_that_is_not_over_tls_is_declined(ends: Ends) -> None:
     (one,) = ends(1)
     carrier = FakeCarrier(verified=True)
-    for scheme, words in (("tls", None), ("tcp", "uses tls, not tcp"), ("quic", "uses tls, not quic")):
+    for scheme, messages in (("tls", None), ("tcp", "uses tls, not tcp"), ("quic", "uses tls, not quic")):
         carrier.scheme = scheme
         verdict = one.lines.why_refused(as_carrier(carrier), Introduce(rank=0, epoch=1, death_line=True))
-        assert (verdict is None) == (words is None)
-        assert (words or "") in (verdict or "")
+        assert (verdict is None) == (messages is None)
+        assert (messages or "") in (verdict or "")
     assert one.lines.why_refused(as_carrier(carrier), Introduce(rank=0, epoch=1)) is None
 
 
@@ -128,10 +128,10 @@ def test_a_node_that_closes_its_lines_politely_is_no_news(ends: Ends) -> None:
     assert one.ended == three.ended == two.ended == []
 
 
-def test_a_line_that_breaks_is_told_at_the_other_end_and_dialed_again(ends: Ends) -> None:
+def test_a_line_that_breaks_is_reported_at_the_other_end_and_dialed_again(ends: Ends) -> None:
     one, two = ends(2)
     lined([one, two])
-    one.lines._connections[two.node.id]._carrier.abort("a cable was cut")  # its own sink hears nothing of that
+    one.lines._connections[two.node.id]._carrier.abort("a cable was cut")  # its own sink receives nothing of that
     eventually(lambda: two.ended, "the news")
     assert two.ended[0][0] == one.node.id
     assert two.ended[0][1].startswith("its connection ended: ")
@@ -141,7 +141,7 @@ def test_a_line_that_breaks_is_told_at_the_other_end_and_dialed_again(ends: Ends
 
 
 @pytest.mark.parametrize("scheme", ["tls", "shm"])
-def test_who_is_connected_by_what_tells_as_much_needs_none(ends: Ends, scheme: str) -> None:
+def test_a_connection_that_reports_as_much_makes_another_one_unnecessary(ends: Ends, scheme: str) -> None:
     one, two = ends(2, "quic", scheme)
     eventually(lambda: one.lines._goals[two.node.id].pause > 0.5, "a look")
     assert not one.lines._goals[two.node.id].dialing

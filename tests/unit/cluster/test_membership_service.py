@@ -48,7 +48,7 @@ def test_one_loss_after_another_is_one_epoch_after_another(world: World) -> None
     assert [each.members for each in survivors.alive()] == [[2, 4, 5]] * 3
 
 
-def test_who_has_no_majority_is_told_with_who_is_alive(world: World) -> None:
+def test_who_has_no_majority_learns_who_is_alive(world: World) -> None:
     survivors = world(members(1, 2, 3))
     survivors.kill(2, 3)
     (last,) = survivors.alive()
@@ -59,7 +59,7 @@ def test_who_has_no_majority_is_told_with_who_is_alive(world: World) -> None:
 
 def test_a_hint_that_is_wrong_removes_nobody(world: World) -> None:
     survivors = world(members(1, 2, 3))
-    survivors.nodes[1].recovery.heard(3, Suspect(1, 2, 3, "it seemed so"))
+    survivors.nodes[1].recovery.message_received(3, Suspect(1, 2, 3, "it seemed so"))
     survivors.carry()
     assert all(each.members == [1, 2, 3] and not each.story for each in survivors.alive())
 
@@ -75,59 +75,59 @@ def test_under_the_manual_policy_nothing_is_removed_before_somebody_asks(world: 
 
 
 @pytest.mark.parametrize("willing", [False, True])
-def test_who_was_expelled_is_told_since_when_and_why(world: World, *, willing: bool) -> None:
+def test_who_was_expelled_is_notified_since_when_and_why(world: World, *, willing: bool) -> None:
     survivors = world(members(1, 2, 3))
     change = Change(2, left=(Departure(3, "it was silent", willing),))
-    survivors.nodes[3].recovery.heard(1, Chosen((0, 1, 0), change.encode()))
+    survivors.nodes[3].recovery.message_received(1, Chosen((0, 1, 0), change.encode()))
     assert survivors.nodes[3].story == [("expelled", 2, "it was silent", willing)]
     assert survivors.nodes[3].members == [1, 2, 3]  # of what it is no part of, it keeps no list
 
 
-def test_who_is_behind_is_told_every_change_that_it_missed(world: World) -> None:
+def test_who_is_behind_receives_every_change_that_it_missed(world: World) -> None:
     survivors = world(members(1, 2, 3, 4))
     late = survivors.nodes[4]
     changes = [Change(2, left=(Departure(2, "a"),)), Change(3, left=(Departure(3, "b"),))]
     ahead = survivors.nodes[1].recovery
     for epoch, change in enumerate(changes, 1):
-        ahead.heard(3, Chosen((0, epoch, 0), change.encode()))
+        ahead.message_received(3, Chosen((0, epoch, 0), change.encode()))
     assert ahead.membership.epoch == 3
-    survivors.words.clear()
-    ahead.behind(4, 1)
+    survivors.messages.clear()
+    ahead.send_changes_since(4, 1)
     survivors.carry()
     assert late.members == [1, 4]
     assert [entry for entry in late.story if entry[0] == "mesh"] == [("mesh", 2), ("mesh", 3)]
 
 
-def test_a_word_to_who_has_no_link_is_said_on_one_that_is_dialed_for_it(world: World) -> None:
+def test_a_message_to_a_member_without_a_link_is_sent_on_one_that_is_dialed_for_it(world: World) -> None:
     survivors = world(members(1, 2, 3))
     speaker = survivors.nodes[1]
     speaker.unlinked = {2, 3}
-    word = Chosen((0, 1, 0), b"")
-    speaker.recovery.say(2, word)
+    message = Chosen((0, 1, 0), b"")
+    speaker.recovery.send(2, message)
     survivors.dead = {3}
-    speaker.recovery.say(3, word)  # in vain, and no harm
+    speaker.recovery.send(3, message)  # in vain, and no harm
     assert speaker.dialed == [2, 3]
-    assert list(survivors.words) == [(1, 2, word)]
+    assert list(survivors.messages) == [(1, 2, message)]
 
 
-def test_who_is_to_be_told_something_on_a_link_that_is_lost_is_looked_for_after_a_while(
+def test_the_receiver_of_a_message_on_a_lost_link_is_looked_for_after_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     survivors = world(members(1, 2, 3))
     one = survivors.nodes[1]
     one.severed.add(2)
-    one.recovery.say(2, Chosen((0, 1, 0), b""))
+    one.recovery.send(2, Chosen((0, 1, 0), b""))
     assert one.probed == []  # it was found to be lost just now
     monkeypatch.setattr("nexar.cluster.membership_service._PROBE_INTERVAL", 0.0)
-    one.recovery.say(2, Chosen((0, 1, 0), b""))
-    assert (one.probed, one.dialed, list(survivors.words)) == ([2], [], [])
+    one.recovery.send(2, Chosen((0, 1, 0), b""))
+    assert (one.probed, one.dialed, list(survivors.messages)) == ([2], [], [])
 
 
-def test_a_word_on_a_link_that_breaks_is_lost_and_no_harm(world: World) -> None:
+def test_a_message_on_a_link_that_breaks_is_lost_and_no_harm(world: World) -> None:
     survivors = world(members(1, 2, 3))
     survivors.broken = {1}
-    survivors.nodes[1].recovery.say(2, Chosen((0, 1, 0), b""))
-    assert not survivors.words
+    survivors.nodes[1].recovery.send(2, Chosen((0, 1, 0), b""))
+    assert not survivors.messages
 
 
 def test_what_is_for_the_seed_goes_to_the_seed(world: World) -> None:
@@ -144,4 +144,4 @@ def test_once_closed_nothing_is_decided_any_more(world: World) -> None:
     survivors.nodes[1].recovery.close()
     survivors.nodes[1].recovery.put(PeerLossFound(2, "too late"))
     assert survivors.nodes[1].recovery.suspects() == {}
-    assert not survivors.words
+    assert not survivors.messages

@@ -25,7 +25,7 @@ from nexar.testing.faults import DoubleDial, LinkCut, LinkDelay, LinkStall, Refu
 from nexar.transport.base import Carrier, Expected
 from nexar.wire.control import Introduce
 from nexar.wire.frame import Space
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.memory_mesh import Meshes, eventually, member_of, soon
 
 LOW, HIGH = 0, 1
@@ -44,7 +44,7 @@ def _no_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nexar.cluster.mesh._HEAD_START", 0.1)
 
 
-def both(pair: Meshes, timeout: float = PATIENCE) -> None:
+def both(pair: Meshes, timeout: float = EVENT_TIMEOUT) -> None:
     """Each opens its link to the other."""
     links = on_every([LOW, HIGH], lambda rank: pair.link(rank, 1 - rank, timeout))
     assert links == [pair.linked_to(LOW, HIGH), pair.linked_to(HIGH, LOW)]
@@ -69,7 +69,7 @@ def test_many_threads_that_want_it_at_once_get_one_link(pair: Meshes) -> None:
     assert pair.linked(LOW, HIGH) or eventually(lambda: pair.linked(LOW, HIGH), "a link") is None
 
 
-def test_a_dial_that_is_heard_of_twice_makes_one_link(pair: Meshes) -> None:
+def test_a_dial_that_is_reported_twice_makes_one_link(pair: Meshes) -> None:
     pair.faults.add(DoubleDial())
     both(pair)
 
@@ -81,7 +81,7 @@ def test_a_peer_that_cannot_be_reached_is_given_up_as_soon_by_the_higher_node_as
     """The higher node waits longer for an answer, which the other may hold back, but not longer for a connection."""
     meter, given = pair.nodes[rank].delay_meter, list[float]()
 
-    def silent(self: Dialer, addresses: object, expected: object, deadline: float, recall: object) -> Carrier:
+    def silent(self: Dialer, addresses: object, expected: object, deadline: float, cancel_token: object) -> Carrier:
         given.append(deadline - time.monotonic() - meter.seconds)
         raise TimeoutError("no answer in time")
 
@@ -91,7 +91,7 @@ def test_a_peer_that_cannot_be_reached_is_given_up_as_soon_by_the_higher_node_as
     assert given[0] < 15.0  # 10 s; what the meter says may have changed by a little since
 
 
-def test_peers_that_are_not_connected_are_told_with_the_reason(pair: Meshes) -> None:
+def test_peers_that_are_not_connected_are_reported_with_the_reason(pair: Meshes) -> None:
     assert pair.meshes[LOW].unconnected() == []  # nobody has asked for a link
     for way in [(LOW, HIGH), (HIGH, LOW)]:
         pair.faults.add(pair.on_way(RefuseDial, *way))
@@ -107,7 +107,7 @@ def test_a_peer_that_is_connected_is_not_among_those_that_are_not(pair: Meshes) 
     assert pair.meshes[LOW].unconnected() == []
 
 
-def test_many_threads_that_want_what_cannot_be_hear_why_after_one_dial(
+def test_many_threads_that_want_an_impossible_link_learn_why_after_one_dial(
     pair: Meshes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nexar.cluster.mesh._LONGEST_DIAL", 0.3)
@@ -115,7 +115,7 @@ def test_many_threads_that_want_what_cannot_be_hear_why_after_one_dial(
     begin = threading.Barrier(4)
 
     def fails(rank: int) -> str:
-        begin.wait(PATIENCE)
+        begin.wait(EVENT_TIMEOUT)
         with pytest.raises(PeerLost) as raised:
             pair.link(rank, HIGH)
         return raised.value.cause
@@ -141,7 +141,7 @@ def test_a_peer_that_never_answers_costs_no_more_than_the_deadline(pair: Meshes)
 
 
 def test_a_connection_that_breaks_at_once_is_a_failure_at_once(pair: Meshes) -> None:
-    """Before the first word, or behind it: as it happens."""
+    """Before the first message, or behind it: as it happens."""
     pair.faults.add(pair.on_way(LinkCut, LOW, HIGH))
     with pytest.raises(PeerLost, match=r"(cannot connect|the connection broke at once): the connection was cut"):
         pair.link(LOW, HIGH)
@@ -312,7 +312,7 @@ def test_closing_ends_a_dial_that_is_under_way(pair: Meshes, fault: SilentDial |
     dialing.start()
     eventually(lambda: any(pair.state._dialing for pair in pair.meshes[LOW]._peers.listed()), "a dial")
     pair.meshes[LOW].close()
-    dialing.join(PATIENCE)
+    dialing.join(EVENT_TIMEOUT)
     assert not dialing.is_alive()
     assert isinstance(raised[0], UsageError)
 
@@ -335,7 +335,7 @@ def test_a_dial_that_comes_while_the_other_closes_is_refused_and_harms_nobody(pa
         pair.link(HIGH, LOW)
 
 
-def test_closing_tells_the_others(pair: Meshes) -> None:
+def test_closing_notifies_the_others(pair: Meshes) -> None:
     both(pair)
     pair.meshes[LOW].close()
     link: Link = pair.linked_to(HIGH, LOW)
@@ -367,7 +367,7 @@ def second_carrier(pair: Meshes) -> Carrier:
     """From the lower to the higher, as if through shared memory; the higher mesh has been given it."""
     given = threading.Event()
 
-    class Door:
+    class RefusingListener:
         def carrier_accepted(self, carrier: Carrier) -> None:
             carrier.scheme = "shm"
             pair.meshes[HIGH].carrier_accepted(carrier)
@@ -375,16 +375,16 @@ def second_carrier(pair: Meshes) -> Carrier:
 
         def candidate_refused(self, address: str, reason: str) -> None: ...
 
-    pair.nodes[HIGH].listen(Door())
+    pair.nodes[HIGH].listen(RefusingListener())
     node = pair.nodes[LOW]
     address = pair.nodes[HIGH].addresses()["memory"][0]
     carrier = node._by_scheme["memory"].connect(address, Expected(pair.nodes[HIGH].id), soon())
     carrier.scheme = "shm"
-    assert given.wait(PATIENCE)
+    assert given.wait(EVENT_TIMEOUT)
     return carrier
 
 
-def test_who_dials_although_its_link_was_lost_is_told_so(pair: Meshes) -> None:
+def test_who_dials_although_its_link_was_lost_is_notified(pair: Meshes) -> None:
     both(pair)
     pair.linked_to(HIGH, LOW).abort("broken")
     eventually(lambda: pair.linked_to(LOW, HIGH).failure is not None, "the loss")
@@ -403,7 +403,7 @@ def test_a_link_that_was_lost_can_be_made_anew_from_either_side(pair: Meshes) ->
         eventually(lambda: pair.linked(LOW, HIGH), "a link")
 
 
-def test_a_new_link_tells_who_had_not_noticed_that_the_old_one_is_lost(pair: Meshes) -> None:
+def test_a_new_link_shows_a_peer_that_had_not_noticed_that_the_old_one_is_lost(pair: Meshes) -> None:
     both(pair)
     there = pair.linked_to(HIGH, LOW)
     with pytest.MonkeyPatch.context() as patch:
@@ -414,17 +414,17 @@ def test_a_new_link_tells_who_had_not_noticed_that_the_old_one_is_lost(pair: Mes
     assert isinstance(there.failure, PeerLost)
 
 
-def test_who_is_no_member_any_more_is_told_so_when_it_dials(pair: Meshes) -> None:
-    told: list[tuple[int, str]] = []
-    pair.meshes[HIGH].on_expelled = lambda epoch, reason: told.append((epoch, reason))
+def test_who_is_no_member_any_more_is_notified_when_it_dials(pair: Meshes) -> None:
+    reported: list[tuple[int, str]] = []
+    pair.meshes[HIGH].on_expelled = lambda epoch, reason: reported.append((epoch, reason))
     change = Change(2, left=(Departure(pair.nodes[HIGH].id, "it was silent"),))
     pair.meshes[LOW].adopt(change.apply(pair.membership), change)
     with pytest.raises(PeerLost, match="went on without this node in epoch 2: it was silent"):
         pair.link(HIGH, LOW)
-    assert told == [(2, "it was silent")]
+    assert reported == [(2, "it was silent")]
 
 
-def test_a_guest_has_links_before_it_is_a_member() -> None:
+def test_a_joiner_has_links_before_it_is_a_member() -> None:
     world = Meshes(2, adopt=False)
     try:
         alone = Membership("ours", 1, world.membership.members[:1])
@@ -450,9 +450,9 @@ def test_a_dial_of_who_is_no_member_any_more_ends_at_once(pair: Meshes, fault: S
         waiting = pool.submit(low.is_open, pair.nodes[HIGH].id, soon(600))
         eventually(lambda: any(pair.state._dialing for pair in low._peers.listed()), "a dial")
         low.adopt(alone)
-        assert waiting.result(PATIENCE) is False
+        assert waiting.result(EVENT_TIMEOUT) is False
         with pytest.raises(PeerLost, match="it is no longer a member"):
-            dialing.result(PATIENCE)
+            dialing.result(EVENT_TIMEOUT)
 
 
 def test_who_waits_for_the_other_s_dial_does_not_when_its_node_closes(pair: Meshes) -> None:

@@ -22,14 +22,14 @@ from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.peer_probe import PingTable, TcpProbe, nobody_listens, probe_peer
+from nexar.cluster.peer_probe import PingTable, ProbeFailure, TcpProbe, nobody_listens, probe_peer
 from nexar.config import Config
 from nexar.errors import PeerLost
 from nexar.links.link import Link
 from nexar.testing.faults import Faults, LinkStall
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.control import Goodbye, Message, Ping, Pong
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import soon
 
 
@@ -50,7 +50,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def until(selector: selectors.BaseSelector, true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     while not true():
         assert time.monotonic() < deadline
         for key, _ in selector.select(0.01):
@@ -63,31 +63,31 @@ def reset(connection: socket.socket) -> None:
 
 
 def test_where_somebody_listens_it_stands_and_lasts(selector: selectors.BaseSelector, listener: socket.socket) -> None:
-    with TcpProbe(address_of(listener), selector) as knock:
-        assert not knock.open_for(0)
-        until(selector, lambda: knock.accepted)
-        until(selector, lambda: knock.open_for(0.01))
-        assert knock.failed is None
+    with TcpProbe(address_of(listener), selector) as probe:
+        assert not probe.open_for(0)
+        until(selector, lambda: probe.accepted)
+        until(selector, lambda: probe.open_for(0.01))
+        assert probe.failed is None
     assert not selector.get_map()
 
 
 def test_where_nobody_listens_it_is_refused(selector: selectors.BaseSelector, listener: socket.socket) -> None:
     address = address_of(listener)
     listener.close()
-    with TcpProbe(address, selector) as knock:
-        until(selector, lambda: knock.failed)
-        assert knock.refused
-        assert not knock.accepted
+    with TcpProbe(address, selector) as probe:
+        until(selector, lambda: probe.failed)
+        assert probe.refused
+        assert not probe.accepted
 
 
-def test_a_process_that_ends_while_we_knock_is_found_to_have_ended(
+def test_a_process_that_ends_while_we_probe_is_found_to_have_ended(
     selector: selectors.BaseSelector, listener: socket.socket
 ) -> None:
-    with TcpProbe(address_of(listener), selector) as knock:
-        until(selector, lambda: knock.accepted)
+    with TcpProbe(address_of(listener), selector) as probe:
+        until(selector, lambda: probe.accepted)
         listener.close()  # which resets what it has not accepted
-        until(selector, lambda: knock.failed)
-        assert knock.refused
+        until(selector, lambda: probe.failed)
+        assert probe.refused
 
 
 def test_one_that_takes_connections_and_ends_them_is_left_alone_after_a_few(
@@ -99,19 +99,19 @@ def test_one_that_takes_connections_and_ends_them_is_left_alone_after_a_few(
         try:
             reset(listener.accept()[0])
         except TimeoutError:
-            return knock.failed is not None
+            return probe.failed is not None
         return False
 
-    with TcpProbe(address_of(listener), selector) as knock:
+    with TcpProbe(address_of(listener), selector) as probe:
         until(selector, turn_away)
-        assert not knock.refused
-        assert knock.failed == "it accepts connections and closes them"
+        assert not probe.refused
+        assert probe.failed == "it accepts connections and closes them"
 
 
 def test_an_address_that_leads_nowhere_has_failed_at_once(selector: selectors.BaseSelector) -> None:
-    with TcpProbe("nowhere.invalid:80", selector) as knock:
-        assert knock.failed
-        assert not knock.refused
+    with TcpProbe("nowhere.invalid:80", selector) as probe:
+        assert probe.failed
+        assert not probe.refused
 
 
 # -- several addresses -----------------------------------------------------------------------------------------------
@@ -123,15 +123,15 @@ def free_address() -> str:
 
 
 def test_nobody_listens_where_every_address_refuses() -> None:
-    assert nobody_listens([free_address(), free_address()], PATIENCE)
+    assert nobody_listens([free_address(), free_address()], EVENT_TIMEOUT)
 
 
 def test_somebody_listens_where_one_address_takes_connections(listener: socket.socket) -> None:
-    assert not nobody_listens([free_address(), address_of(listener)], PATIENCE)
+    assert not nobody_listens([free_address(), address_of(listener)], EVENT_TIMEOUT)
 
 
 def test_an_address_that_is_none_is_no_refusal() -> None:
-    assert not nobody_listens([free_address(), "no.such.host.invalid:1"], PATIENCE)
+    assert not nobody_listens([free_address(), "no.such.host.invalid:1"], EVENT_TIMEOUT)
 
 
 def test_who_is_silent_may_be_there() -> None:
@@ -167,25 +167,25 @@ def test_a_ping_is_answered_with_its_number_unless_the_link_is_gone() -> None:
 
 
 def test_a_pong_finds_who_waits_for_it_until_it_is_forgotten() -> None:
-    pings, told = PingTable(), list[str]()
-    first = pings.expect(7, lambda: told.append("first"))
-    second = pings.expect(7, lambda: told.append("second"))
+    pings, reported = PingTable(), list[str]()
+    first = pings.expect(7, lambda: reported.append("first"))
+    second = pings.expect(7, lambda: reported.append("second"))
     assert first != second
     pings.arrived(link(7), Pong(second))
     pings.arrived(link(7), Pong(first))
     pings.forget(first)
     pings.forget(first)
     pings.arrived(link(7), Pong(first))
-    assert told == ["second", "first"]
+    assert reported == ["second", "first"]
 
 
 def test_a_pong_of_somebody_else_or_for_nobody_means_nothing() -> None:
-    pings, told = PingTable(), list[str]()
-    number = pings.expect(7, lambda: told.append("answered"))
+    pings, reported = PingTable(), list[str]()
+    number = pings.expect(7, lambda: reported.append("answered"))
     pings.arrived(link(8), Pong(number))
     pings.arrived(link(7), Pong(number + 1))
     pings.arrived(link(7), Goodbye("I leave"))
-    assert not told
+    assert not reported
 
 
 SHORT = 0.3
@@ -214,14 +214,14 @@ def member(node: Node) -> Member:
 
 
 class FakeLink:
-    """Answers as it is told."""
+    """Answers as scripted."""
 
     def __init__(self, peer: int, *schemes: str) -> None:
         self.peer = peer
         self.schemes = schemes
         self.failure: Exception | None = None
         self.pinged = 0
-        self.heard = 0.0
+        self.received = 0.0
         self.on_ping: Callable[[Ping], None] = lambda _: None
 
     def send_control(self, message: Message) -> bool:
@@ -233,7 +233,7 @@ class FakeLink:
         return True
 
     def heard_bytes(self) -> float:
-        return self.heard
+        return self.received
 
 
 def as_link(fake: FakeLink) -> Link:
@@ -256,16 +256,17 @@ def test_a_member_in_this_process_answers_a_ping_or_it_does_not() -> None:
         membership = Membership("ours", 1, (member(one), member(two)))
         pings, meshes = [PingTable(), PingTable()], []
         for asked, answers in ((one, pings[0]), (two, pings[1])):
-            meshes.append(Mesh(asked, on_control=answers.arrived))
+            meshes.append(Mesh(asked))
+            meshes[-1].control.connect(answers.arrived, Ping, Pong)
             undo.callback(meshes[-1].close)
             asked.listen(meshes[-1])
             meshes[-1].adopt(membership)
         link = meshes[0].link(two.id, soon())
         assert probe_peer(one, member(two), link, pings[0], soon()) is None
         faults.add(LinkStall(source=two.id, destination=one.id))
-        cause = probe_peer(one, member(two), link, pings[0], soon(SHORT))
-        assert cause is not None
-        assert cause.startswith("no answer for ")
+        failure = probe_peer(one, member(two), link, pings[0], soon(SHORT))
+        assert failure is not None
+        assert failure.cause.startswith("no answer for ")
         faults.clear()
         assert probe_peer(one, member(two), link, pings[0], soon()) is None
 
@@ -279,10 +280,10 @@ def test_where_nobody_listens_any_more_its_process_has_ended_and_that_is_known_a
     with Node(Config(transports=("tls",), bind="127.0.0.1", host_id="here")) as gone:
         last = member(gone)
     begin = time.monotonic()
-    cause = probe_peer(node, last, None, pings, soon())
-    assert cause == f"its process has ended (connection refused at {last.addresses['tls'][0]})"
-    assert probe_peer(node, last, as_link(FakeLink(last.node, "quic")), pings, soon()) == cause
-    assert time.monotonic() - begin < PATIENCE / 2
+    failure = probe_peer(node, last, None, pings, soon())
+    assert failure == ProbeFailure(f"its process has ended (connection refused at {last.addresses['tls'][0]})", True)
+    assert probe_peer(node, last, as_link(FakeLink(last.node, "quic")), pings, soon()) == failure
+    assert time.monotonic() - begin < EVENT_TIMEOUT / 2
 
 
 def test_without_a_link_a_system_that_takes_connections_is_the_best_answer(
@@ -306,12 +307,12 @@ def test_a_process_that_takes_connections_and_answers_nothing_is_stopped_or_stuc
     node: Node, peer: Node, pings: PingTable
 ) -> None:
     begin = time.monotonic()
-    cause = probe_peer(node, member(peer), as_link(FakeLink(peer.id, "tls")), pings, soon(SHORT))
+    failure = probe_peer(node, member(peer), as_link(FakeLink(peer.id, "tls")), pings, soon(SHORT))
     assert time.monotonic() - begin >= SHORT
-    assert cause is not None
-    assert cause.startswith("no answer for ")
-    assert "though its system accepts connections: its process is stopped or stuck" in cause
-    assert cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
+    assert failure is not None
+    assert failure.cause.startswith("no answer for ")
+    assert "though its system accepts connections: its process is stopped or stuck" in failure.cause
+    assert failure.cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
 
 
 def test_a_process_that_is_stuck_lives_as_long_as_its_quic_acknowledges(
@@ -320,7 +321,7 @@ def test_a_process_that_is_stuck_lives_as_long_as_its_quic_acknowledges(
     link = FakeLink(peer.id, "quic")
 
     def acknowledge(_: Ping) -> None:
-        link.heard += 40
+        link.received += 40
 
     link.on_ping = acknowledge
     assert probe_peer(node, member(peer), as_link(link), pings, soon()) is None
@@ -345,9 +346,9 @@ def test_a_link_that_breaks_while_it_is_asked_is_nobody_to_ask(node: Node, peer:
 
 def test_an_address_that_leads_nowhere_is_a_reason_where_nobody_else_can_be_asked(pings: PingTable) -> None:
     asking = elsewhere("nowhere.invalid:1")
-    cause = probe_peer(asking, PEER, None, pings, soon())
-    assert cause is not None
-    assert cause.startswith("it cannot be reached (nowhere.invalid:1: ")
+    failure = probe_peer(asking, PEER, None, pings, soon())
+    assert failure is not None
+    assert failure.cause.startswith("it cannot be reached (nowhere.invalid:1: ")
     link = answering(FakeLink(PEER.node, "quic"), pings)
     assert probe_peer(asking, PEER, as_link(link), pings, soon()) is None
 
@@ -363,9 +364,9 @@ def test_where_there_is_nobody_to_ask_nothing_says_that_it_is_gone(pings: PingTa
 
 
 def test_who_is_nowhere_and_does_not_answer_is_silent(pings: PingTable) -> None:
-    cause = probe_peer(elsewhere(), PEER, as_link(FakeLink(PEER.node, "memory")), pings, soon(SHORT))
-    assert cause is not None
-    assert cause.startswith("no answer for ")
+    failure = probe_peer(elsewhere(), PEER, as_link(FakeLink(PEER.node, "memory")), pings, soon(SHORT))
+    assert failure is not None
+    assert failure.cause.startswith("no answer for ")
 
 
 def test_a_node_that_closes_asks_no_longer(pings: PingTable) -> None:
@@ -374,7 +375,7 @@ def test_a_node_that_closes_asks_no_longer(pings: PingTable) -> None:
     timer.start()
     begin = time.monotonic()
     assert probe_peer(asking, PEER, as_link(FakeLink(PEER.node, "memory")), pings, soon()) is None
-    assert time.monotonic() - begin < PATIENCE / 2
+    assert time.monotonic() - begin < EVENT_TIMEOUT / 2
     timer.join()
 
 
@@ -398,7 +399,7 @@ def test_a_process_whose_packets_come_has_more_time_to_answer(node: Node, peer: 
     asked = time.monotonic()
 
     def acknowledge(ping: Ping) -> None:
-        link.heard += 40
+        link.received += 40
         if time.monotonic() >= asked + 4 * SHORT:
             pings.arrived(as_link(link), Pong(ping.number))
 
@@ -410,5 +411,5 @@ def test_a_process_of_which_nothing_shows_that_it_exists_has_no_more_time(
     pings: PingTable, node: Node, peer: Node
 ) -> None:
     nowhere = replace(member(peer), addresses={})
-    cause = probe_peer(node, nowhere, as_link(FakeLink(peer.id, "quic")), pings, soon(SHORT), patience=60.0)
-    assert cause is not None
+    failure = probe_peer(node, nowhere, as_link(FakeLink(peer.id, "quic")), pings, soon(SHORT), patience=60.0)
+    assert failure is not None

@@ -48,30 +48,30 @@ def link(peer: int, **facts: Any) -> Link:
 
 
 def test_a_link_is_kept_until_it_ends() -> None:
-    leavers, kept = QuietLeavers(), link(7)
-    assert leavers.keep(kept, NOW)
-    assert (leavers.has(7), leavers.has(8), leavers.links()) == (True, False, [kept])
-    assert leavers.forget(kept)
-    assert not leavers.forget(kept), "once"
-    assert (leavers.has(7), leavers.due()) == (False, None)
+    departed, kept = QuietLeavers(), link(7)
+    assert departed.keep(kept, NOW)
+    assert (departed.has(7), departed.has(8), departed.links()) == (True, False, [kept])
+    assert departed.forget(kept)
+    assert not departed.forget(kept), "once"
+    assert (departed.has(7), departed.due()) == (False, None)
 
 
 def test_one_that_has_ended_is_not_kept() -> None:
-    leavers = QuietLeavers()
-    assert not leavers.keep(link(7, failure=PeerLost(node=7, cause="it left")), NOW)
-    assert not leavers.has(7)
+    departed = QuietLeavers()
+    assert not departed.keep(link(7, failure=PeerLost(node=7, cause="it left")), NOW)
+    assert not departed.has(7)
 
 
 def test_each_has_as_much_time_as_who_closes_takes_at_most() -> None:
-    leavers, first, second = QuietLeavers(), link(7), link(8)
-    leavers.keep(first, NOW)
-    leavers.keep(second, NOW + 1)
-    assert leavers.due() == NOW + LONGEST_CLOSE
-    assert leavers.overdue(NOW + LONGEST_CLOSE - 0.1) == []
-    assert leavers.overdue(NOW + LONGEST_CLOSE) == [first]
+    departed, first, second = QuietLeavers(), link(7), link(8)
+    departed.keep(first, NOW)
+    departed.keep(second, NOW + 1)
+    assert departed.due() == NOW + LONGEST_CLOSE
+    assert departed.overdue(NOW + LONGEST_CLOSE - 0.1) == []
+    assert departed.overdue(NOW + LONGEST_CLOSE) == [first]
 
 
-ME, LOWER, HIGHER, STRANGER = 7, 5, 9, 11
+ME, LOWER, HIGHER, UNKNOWN = 7, 5, 9, 11
 
 
 @pytest.fixture
@@ -80,13 +80,13 @@ def pairs() -> Iterator[PeerTable]:
         yield PeerTable(Router(node.id, node.config, node.progress), lambda *_: None, None)
 
 
-def circle(membership: Membership | None = None) -> PeerDirectory:
+def make_directory(membership: Membership | None = None) -> PeerDirectory:
     return PeerDirectory(ME, membership or members(LOWER, ME, HIGHER))
 
 
 def known(pairs: PeerTable) -> PeerDirectory:
     with pairs.changed:
-        pairs.move(circle())
+        pairs.move(make_directory())
     return pairs.known()
 
 
@@ -119,7 +119,7 @@ def test_who_dialed_gets_a_pair_if_it_has_a_place(pairs: PeerTable) -> None:
     known(pairs)
     welcome, stranger = FakeCarrier(), FakeCarrier()
     welcome.peer = welcome.peer.__class__(HIGHER, None, True, "10.0.0.9:1")
-    stranger.peer = stranger.peer.__class__(STRANGER, None, True, "10.0.0.11:1")
+    stranger.peer = stranger.peer.__class__(UNKNOWN, None, True, "10.0.0.11:1")
     made = locked(pairs, lambda: pairs.of_carrier(as_carrier(welcome)))
     assert made is pairs.get(HIGHER)
     assert locked(pairs, lambda: pairs.of_carrier(as_carrier(stranger))) is None
@@ -141,7 +141,7 @@ def test_a_pair_that_begins_anew_has_another_link_and_the_next_number(pairs: Pee
 def test_who_has_lost_its_place_gets_no_new_link(pairs: PeerTable) -> None:
     around = known(pairs)
     first = locked(pairs, lambda: pairs.of(around, member(LOWER)))
-    pairs.directory = circle(members(ME, HIGHER, epoch=2))
+    pairs.directory = make_directory(members(ME, HIGHER, epoch=2))
     assert locked(pairs, lambda: pairs.replace(first, 2)) is None
     assert pairs.get(LOWER) is None
 
@@ -149,23 +149,23 @@ def test_who_has_lost_its_place_gets_no_new_link(pairs: PeerTable) -> None:
 def test_when_members_change_who_stays_gets_its_new_rank_and_who_left_its_link_back(pairs: PeerTable) -> None:
     around = known(pairs)
     gone, stays = (locked(pairs, lambda node=node: pairs.of(around, member(node))) for node in (LOWER, HIGHER))
-    ended = locked(pairs, lambda: pairs.move(circle(members(ME, HIGHER, epoch=2))))
+    ended = locked(pairs, lambda: pairs.move(make_directory(members(ME, HIGHER, epoch=2))))
     assert ended == [gone.link]
     assert pairs.listed() == [stays]
     assert rank_of(stays) == 1
     assert pairs.known().membership.epoch == 2
 
 
-def test_a_guest_has_a_link_before_it_has_a_rank(pairs: PeerTable) -> None:
+def test_a_joiner_has_a_link_before_it_has_a_rank(pairs: PeerTable) -> None:
     known(pairs)
-    pairs.directory = pairs.known().with_joiners([member(STRANGER)])
-    made = locked(pairs, lambda: pairs.of(pairs.known(), member(STRANGER)))
+    pairs.directory = pairs.known().with_joiners([member(UNKNOWN)])
+    made = locked(pairs, lambda: pairs.of(pairs.known(), member(UNKNOWN)))
     assert rank_of(made) == NO_RANK
-    locked(pairs, lambda: pairs.move(circle(members(LOWER, ME, HIGHER, STRANGER, epoch=2))))
-    assert (pairs.get(STRANGER), rank_of(made)) == (made, 3)
+    locked(pairs, lambda: pairs.move(make_directory(members(LOWER, ME, HIGHER, UNKNOWN, epoch=2))))
+    assert (pairs.get(UNKNOWN), rank_of(made)) == (made, 3)
 
 
-def test_who_waits_wakes_with_the_change_and_is_told_when_the_node_closes(pairs: PeerTable) -> None:
+def test_who_waits_wakes_with_the_change_and_is_notified_when_the_node_closes(pairs: PeerTable) -> None:
     facts: list[str] = []
 
     def change() -> None:
@@ -186,7 +186,7 @@ def test_who_waits_wakes_with_the_change_and_is_told_when_the_node_closes(pairs:
     with pytest.raises(UsageError, match=r"this node is closed; make a new one with nexar\.init"):
         locked(pairs, lambda: pairs.wait(lambda: False, soon()))
     with pytest.raises(UsageError, match="closed"):
-        locked(pairs, lambda: pairs.of(circle(), member(LOWER)))
+        locked(pairs, lambda: pairs.of(make_directory(), member(LOWER)))
 
 
 def test_the_address_for_people_is_the_most_promising_one() -> None:

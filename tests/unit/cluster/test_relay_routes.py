@@ -1,6 +1,6 @@
 """Links over other nodes, on memory: how they come about, and what they survive.
 
-Whoever on the way closes or dies: those that stay hear everything, over a connection where no way is left.
+Whoever on the way closes or dies: those that stay receive everything, over a connection where no way is left.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _expect(ring: Ring, large: bytes) -> None:
     assert ring.receive(3, 0) == [large]
 
 
-def test_neighbours_are_dialed_and_guests_too(four: Ring) -> None:
+def test_neighbours_are_dialed_and_joiners_too(four: Ring) -> None:
     assert four.link(0, 1).schemes == ("memory",)
     assert four.meshes[0].relay_routes.is_neighbour(four.nodes[3].id)
     assert not four.meshes[0].relay_routes.is_neighbour(four.nodes[2].id)
@@ -81,7 +81,7 @@ def test_control_may_dial_anyone_and_the_link_stays_the_same(four: Ring) -> None
 
 
 def test_a_dead_hop_is_gone_round_and_nothing_is_lost_or_doubled(four: Ring) -> None:
-    four.close_circle()
+    four.close_ring()
     four.send(0, 2, *NUMBERED[:100])
     four.linked_to(0, 1).lose("it is gone")
     four.send(0, 2, *NUMBERED[100:])
@@ -92,7 +92,7 @@ def test_a_dead_hop_is_gone_round_and_nothing_is_lost_or_doubled(four: Ring) -> 
 
 @pytest.mark.parametrize("frames", [1, 20, 150])
 def test_a_hop_that_dies_far_away_is_gone_round(six: Ring, frames: int) -> None:
-    six.close_circle()
+    six.close_ring()
     six.faults.add(six.on_way(LinkCut, 1, 2, after_frames=frames))
     six.send(0, 3, *NUMBERED)
     assert six.receive(3, 0, 300) == NUMBERED
@@ -101,7 +101,7 @@ def test_a_hop_that_dies_far_away_is_gone_round(six: Ring, frames: int) -> None:
 
 def test_a_hop_that_dies_in_the_middle_of_a_large_message_is_gone_round(six: Ring) -> None:
     large = np.random.default_rng(2).bytes(LARGE)
-    six.close_circle()
+    six.close_ring()
     six.faults.add(six.on_way(LinkCut, 2, 3, after_frames=20))
     on_every([0, 3], lambda rank: six.send(0, 3, large) if rank == 0 else _expect(six, large))
     assert six.linked_to(0, 3).stats()["relay.resent"] > 0
@@ -112,7 +112,7 @@ def test_what_dies_inside_a_hop_that_says_nothing_is_asked_for_and_sent_again(
 ) -> None:
     """The way from rank 1 to rank 2 is silent: what rank 1 passes on is gone. Then the connection ends."""
     monkeypatch.setattr("nexar.links.relay.relay.FIRST_PROBE", 0.05)
-    four.close_circle()
+    four.close_ring()
     four.faults.add(four.on_way(LinkStall, 1, 2))
     four.send(0, 2, *NUMBERED)
     eventually(lambda: four.relayed_by(1) >= 300, "all of it at rank 1")
@@ -122,7 +122,7 @@ def test_what_dies_inside_a_hop_that_says_nothing_is_asked_for_and_sent_again(
 
 
 def test_after_a_change_routes_follow_the_new_membership(six: Ring) -> None:
-    six.close_circle()
+    six.close_ring()
     six.send(0, 3, b"before")
     change = Change(2, left=(Departure(six.nodes[1].id, "it left"),))
     for rank in (0, 2, 3, 4, 5):
@@ -134,7 +134,7 @@ def test_after_a_change_routes_follow_the_new_membership(six: Ring) -> None:
 
 
 def test_what_comes_from_a_member_of_an_epoch_that_is_not_here_yet_is_kept() -> None:
-    """A fourth joins the ring of three: rank 1, its only non-neighbour, hears of it last, and is spoken to before."""
+    """A fourth joins the ring of three: rank 1, its only non-neighbour, learns of it last, and is spoken to before."""
     ring = Ring(4, adopt=False)
     three = Membership("ours", 1, ring.membership.members[:3])
     for mesh in ring.meshes[:3]:
@@ -165,7 +165,7 @@ def test_who_reached_the_other_over_others_is_believed_when_it_asks_over_the_con
 ) -> None:
     """Rank 2 begins a link over others, and at the same moment rank 0 connects to it."""
     monkeypatch.setattr("nexar.links.relay.relay.FIRST_PROBE", 0.05)
-    four.close_circle()
+    four.close_ring()
     four.faults.add(four.on_way(LinkStall, 2, 1))
     four.send(2, 0, *NUMBERED)
     four.meshes[0].dial(four.nodes[2].id, soon())
@@ -174,32 +174,32 @@ def test_who_reached_the_other_over_others_is_believed_when_it_asks_over_the_con
     assert four.linked_to(0, 2).failure is four.linked_to(2, 0).failure is None
 
 
-def first_word(ring: Ring, source: int, to: int, *, over: int, epoch: int = 1) -> RelayHeader:
+def first_message(ring: Ring, source: int, to: int, *, over: int, epoch: int = 1) -> RelayHeader:
     ids = [ring.nodes[rank].id for rank in (source, over, to)]
     return RelayHeader(RelayKind.FRAME, 2, 1, epoch, 0, 0, tuple(ids))
 
 
-def test_who_is_a_guest_here_and_a_member_there_is_waited_for_and_not_dialed() -> None:
+def test_who_is_a_joiner_here_and_a_member_there_is_waited_for_and_not_dialed() -> None:
     ring = Ring(4, adopt=False)
     relaying = ring.meshes[1].relay_routes
     ring.meshes[1].adopt(Membership("ours", 1, ring.membership.members[:3]))
     ring.meshes[1].expect(ring.membership.members[3:])
     ring.meshes[3].adopt(ring.membership)
-    word = first_word(ring, 3, 1, over=0, epoch=2)
-    assert relaying.welcome(word) is RefusedSource.NOT_YET
-    assert not relaying.investigate(word)
+    message = first_message(ring, 3, 1, over=0, epoch=2)
+    assert relaying.welcome(message) is RefusedSource.NOT_YET
+    assert not relaying.investigate(message)
     assert ring.meshes[1].links() == {}
     ring.close()
 
 
-def test_a_neighbour_that_is_found_out_of_reach_while_its_word_is_looked_at_is_believed(four: Ring) -> None:
-    relaying, word = four.meshes[0].relay_routes, first_word(four, 1, 0, over=3)
+def test_a_neighbour_that_is_found_out_of_reach_while_its_message_is_handled_is_believed(four: Ring) -> None:
+    relaying, message = four.meshes[0].relay_routes, first_message(four, 1, 0, over=3)
     four.refuse_dials(0, 1)
-    assert relaying.welcome(word) is RefusedSource.NOT_YET
+    assert relaying.welcome(message) is RefusedSource.NOT_YET
     with pytest.raises(PeerLost):
         four.meshes[0].dial(four.nodes[1].id, soon())
-    assert relaying.investigate(word)
-    assert isinstance(relaying.welcome(word), RelayedCarrier)
+    assert relaying.investigate(message)
+    assert isinstance(relaying.welcome(message), RelayedCarrier)
     assert not relaying.wants(four.nodes[1].id)
     four.faults.clear()
 
@@ -210,7 +210,7 @@ def test_a_neighbour_that_is_found_out_of_reach_while_its_word_is_looked_at_is_b
 @pytest.fixture
 def mesh_of_three() -> Iterator[Ring]:
     made = Ring(3)  # a ring of three is a full mesh
-    made.close_circle()
+    made.close_ring()
     yield made
     made.close()
 
@@ -239,7 +239,7 @@ def test_a_neighbour_whose_link_is_lost_is_reached_over_a_third(mesh_of_three: R
 
 def test_nothing_goes_over_a_neighbour_that_is_out_of_reach(six: Ring) -> None:
     """Rank 0 has lost 1 and speaks to it over others; to 2 it goes the other way round, too."""
-    six.close_circle()
+    six.close_ring()
     six.refuse_dials(0, 1)
     six.linked_to(0, 1).lose("no answer")
     assert six.meshes[0].relay_routes.detour(six.nodes[1].id) is not None
@@ -259,7 +259,7 @@ def test_without_a_third_there_is_no_detour() -> None:
 
 
 def test_without_any_way_the_two_connect_and_nothing_is_lost_or_doubled(four: Ring) -> None:
-    four.close_circle()
+    four.close_ring()
     four.send(0, 2, *NUMBERED[:100])
     link = four.linked_to(0, 2)
     four.linked_to(0, 1).lose("it is gone")
@@ -274,28 +274,28 @@ def test_without_any_way_the_two_connect_and_nothing_is_lost_or_doubled(four: Ri
     assert four.meshes[0].relay_routes.stats() == {"passed_on": 0, "refused": 0, "dropped": 0, "shortcuts": 1}
 
 
-@pytest.mark.parametrize("leavers", [(1, 4), (2, 5), (1, 2, 4, 5)])
-def test_hops_may_close_at_any_time_and_whoever_stays_hears_everything(six: Ring, leavers: tuple[int, ...]) -> None:
-    six.close_circle()
+@pytest.mark.parametrize("leaving", [(1, 4), (2, 5), (1, 2, 4, 5)])
+def test_hops_may_close_at_any_time_and_those_that_stay_receive_everything(six: Ring, leaving: tuple[int, ...]) -> None:
+    six.close_ring()
     six.send(0, 3, *NUMBERED[:100])
     six.send(3, 0, *NUMBERED[:100])
 
     def act(rank: int) -> list[bytes]:
-        if rank in leavers:
+        if rank in leaving:
             six.meshes[rank].settle(lambda _: False)
             six.meshes[rank].close()
             return []
         six.send(rank, 3 - rank, *NUMBERED[100:])
         return six.receive(rank, 3 - rank, 300)
 
-    heard = on_every([0, 3, *leavers], act)
-    assert heard[:2] == [NUMBERED, NUMBERED]
+    received = on_every([0, 3, *leaving], act)
+    assert received[:2] == [NUMBERED, NUMBERED]
     assert six.linked_to(0, 3).failure is None
 
 
-def test_who_settles_and_closes_has_been_heard_whatever_becomes_of_the_hops(six: Ring) -> None:
+def test_who_settles_and_closes_has_been_received_whatever_becomes_of_the_hops(six: Ring) -> None:
     """What rank 0 said is swallowed on its way: rank 1 passes it on to nobody, and then that connection ends."""
-    six.close_circle()
+    six.close_ring()
     six.faults.add(six.on_way(LinkStall, 1, 2))
     six.send(0, 3, *NUMBERED)
     eventually(lambda: six.relayed_by(1) >= 300, "all of it at rank 1")
@@ -314,7 +314,7 @@ def test_who_settles_and_closes_has_been_heard_whatever_becomes_of_the_hops(six:
 
 
 def test_nobody_waits_for_who_needs_nothing_any_more(six: Ring) -> None:
-    six.close_circle()
+    six.close_ring()
     six.faults.add(six.on_way(LinkStall, 0, 1))
     six.send(0, 3, b"too late")
     six.meshes[0].settle(lambda node: node == six.nodes[3].id)
@@ -327,7 +327,7 @@ def test_a_node_that_nothing_drives_any_more_waits_for_nobody(four: Ring, monkey
     def check() -> None:
         raise UsageError("a forked child")
 
-    four.close_circle()
+    four.close_ring()
     four.faults.add(four.on_way(LinkStall, 0, 1))
     four.send(0, 2, b"perhaps")
     monkeypatch.setattr(four.nodes[0].progress, "check", check)
@@ -338,7 +338,7 @@ def test_a_node_that_nothing_drives_any_more_waits_for_nobody(four: Ring, monkey
 
 
 def test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_the_dead_hop(four: Ring) -> None:
-    four.close_circle()
+    four.close_ring()
     four.send(0, 2, b"there")
     assert four.receive(2, 0) == [b"there"]
     four.refuse_dials(0, 2)
@@ -353,7 +353,7 @@ def test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_th
 
 
 def test_a_dead_hop_far_away_is_named_too(four: Ring) -> None:
-    four.close_circle()
+    four.close_ring()
     four.send(0, 2, b"there")
     four.refuse_dials(0, 2)
     four.linked_to(1, 2).lose("it is gone")
@@ -376,12 +376,12 @@ def test_a_link_that_was_lost_is_made_anew_without_others(four: Ring) -> None:
 
 
 def test_whoever_has_no_way_to_a_member_lets_it_be_looked_into(four: Ring) -> None:
-    told: list[tuple[int, str]] = []
-    four.close_circle()
+    reported: list[tuple[int, str]] = []
+    four.close_ring()
     four.send(0, 2, b"there")
-    four.meshes[0].relay_routes.cut_off = lambda node, why: told.append((node, why))
+    four.meshes[0].relay_routes.cut_off = lambda node, why: reported.append((node, why))
     four.linked_to(0, 1).lose("it is gone")
     four.linked_to(0, 3).lose("it is gone")
-    ((node, why),) = told
+    ((node, why),) = reported
     assert node == four.nodes[2].id
     assert why.startswith("no route over other nodes is left: node ")

@@ -6,8 +6,8 @@ from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
 from nexar.security.authority import Authority
 from nexar.security.certificates import Trust
-from nexar.testing.transports import why_unavailable
 from nexar.transport.base import Carrier
+from nexar_tools.transports import why_unavailable
 
 
 class Nobody:
@@ -77,7 +77,7 @@ def test_a_seed_cannot_come_back_elsewhere() -> None:
         previous_listen_address(4711, None, Config(port=4712))
 
 
-def test_others_are_told_where_it_is() -> None:
+def test_others_are_notified_where_it_is() -> None:
     assert seed_addresses(Config(), "127.0.0.1:5") == ("127.0.0.1:5",)
     assert seed_addresses(Config(advertise="seed.example"), "[::]:5") == ("seed.example:5",)
     everywhere = seed_addresses(Config(), "0.0.0.0:5")

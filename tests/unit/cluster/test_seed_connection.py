@@ -46,12 +46,12 @@ class Scene:
         self.carrier = FakeCarrier()
         self.events: list[events.AdmissionEvent] = []
         self.ended: list[SeedConnection] = []
-        notary = CertificateIssuer(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
+        issuer = CertificateIssuer(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
         self.board = StatusBoardService("c", 2, lambda: 0)
         self.line = SeedConnection(
             3,
             as_carrier(self.carrier),
-            notary,
+            issuer,
             board=self.board,
             report=self.events.append,
             ended=self.ended.append,
@@ -131,7 +131,7 @@ def test_who_was_let_in_may_renew(scene: Scene) -> None:
     assert isinstance(scene.carrier.sent[-1], Renewed)
 
 
-def test_who_was_let_in_is_told_that_the_seed_is_there(scene: Scene) -> None:
+def test_who_was_let_in_is_notified_that_the_seed_is_there(scene: Scene) -> None:
     scene.apply()
     scene.line.admit()
     scene.carrier.say_message(LivenessQuery(7))
@@ -190,7 +190,7 @@ def test_a_large_message_needs_admission(scene: Scene) -> None:
     assert isinstance(scene.said(), events.ChildReported)
 
 
-def test_a_line_that_is_closed_without_a_farewell_is_gone(scene: Scene) -> None:
+def test_a_line_that_is_closed_without_a_closing_message_is_gone(scene: Scene) -> None:
     scene.carrier.half_close()
     assert scene.events == [events.ConnectionEnded(3, "it closed the connection")]
     assert scene.carrier.finished
@@ -203,7 +203,7 @@ def test_a_loss_is_gone_and_a_breach_is_refused(scene: Scene) -> None:
     assert scene.events == [events.ConnectionEnded(3, "it is gone"), events.BadMessage(3, "it is gone")]
 
 
-def test_behind_the_last_word_nothing_is_said_or_heard(scene: Scene) -> None:
+def test_behind_the_closing_message_nothing_is_said_or_received(scene: Scene) -> None:
     scene.line.finish()
     scene.line.send(JoinRefusedMessage("too late"))
     scene.carrier.say(encode_hello(HELLO))
@@ -227,7 +227,7 @@ def test_abort_ends_it_now(scene: Scene) -> None:
 # ---------------------------------------------------------------- members
 
 
-def test_words_and_answers_of_members_become_events(scene: Scene) -> None:
+def test_messages_and_answers_of_members_become_events(scene: Scene) -> None:
     scene.apply()
     chosen = control.Chosen((0, 1, 0), b"who comes next")
     scene.carrier.say_message(SeedPaxosMessage(control.encode(chosen)))
@@ -238,11 +238,11 @@ def test_words_and_answers_of_members_become_events(scene: Scene) -> None:
     assert scene.said() == events.ChildReported(3, 2, "ended", well=True)
 
 
-def test_a_word_of_the_future_is_passed_over_and_nonsense_is_not(scene: Scene) -> None:
+def test_a_message_of_the_future_is_passed_over_and_nonsense_is_not(scene: Scene) -> None:
     scene.apply()
-    heard = len(scene.events)
+    received = len(scene.events)
     scene.carrier.say_message(SeedPaxosMessage(b"\x81\xa4type\xa8teleport"))
-    assert len(scene.events) == heard
+    assert len(scene.events) == received
     scene.carrier.say_message(SeedPaxosMessage(b"what?"))
     assert isinstance(scene.said(), events.BadMessage)
 
@@ -256,7 +256,7 @@ def test_what_only_a_seed_says_is_refused(scene: Scene) -> None:
         assert "only a seed sends" in said.reason
 
 
-def test_who_does_not_read_what_it_is_told_is_gone(scene: Scene) -> None:
+def test_who_does_not_read_its_messages_is_gone(scene: Scene) -> None:
     scene.apply()
     scene.line.notify(encode_join(WaitingJoiners()))
     assert scene.carrier.sent[-1] == WaitingJoiners()
@@ -269,31 +269,31 @@ def test_who_does_not_read_what_it_is_told_is_gone(scene: Scene) -> None:
 
 
 @pytest.fixture
-def notary() -> CertificateIssuer:
+def issuer() -> CertificateIssuer:
     return CertificateIssuer(SECRET, Authority.create("c"), b"the certificate", timedelta(hours=1))
 
 
-def test_its_challenge_proves_that_it_knows_the_secret_on_this_connection(notary: CertificateIssuer) -> None:
+def test_its_challenge_proves_that_it_knows_the_secret_on_this_connection(issuer: CertificateIssuer) -> None:
     hello, nonce = Hello(7, "candidate", nonce=make_nonce()), make_nonce()
-    challenge = notary.challenge(hello, nonce)
+    challenge = issuer.challenge(hello, nonce)
     assert challenge.nonce == nonce
     assert proves(challenge.proof, SECRET, "seed", hello.nonce, nonce, b"the certificate")
 
 
-def test_a_proof_is_good_for_its_role_and_its_nonces_alone(notary: CertificateIssuer) -> None:
+def test_a_proof_is_good_for_its_role_and_its_nonces_alone(issuer: CertificateIssuer) -> None:
     hello, nonce = Hello(7, "candidate", nonce=make_nonce()), make_nonce()
     proof = prove(SECRET, "candidate", hello.nonce, nonce, b"the certificate")
-    assert notary.is_proven(proof, "candidate", hello, nonce)
-    assert not notary.is_proven(proof, "launcher", hello, nonce)
-    assert not notary.is_proven(proof, "candidate", hello, make_nonce())
+    assert issuer.is_proven(proof, "candidate", hello, nonce)
+    assert not issuer.is_proven(proof, "launcher", hello, nonce)
+    assert not issuer.is_proven(proof, "candidate", hello, make_nonce())
 
 
-def test_it_certifies_a_key_for_its_lifetime(notary: CertificateIssuer) -> None:
+def test_it_certifies_a_key_for_its_lifetime(issuer: CertificateIssuer) -> None:
     key = make_key().public_key()
-    made = x509.load_pem_x509_certificate(notary.certify(7, key))
-    made.verify_directly_issued_by(notary.authority.certificate)
+    made = x509.load_pem_x509_certificate(issuer.certify(7, key))
+    made.verify_directly_issued_by(issuer.authority.certificate)
     assert fingerprint(made.public_key()) == fingerprint(key)
 
 
-def test_it_does_not_show_its_secret(notary: CertificateIssuer) -> None:
-    assert str(SECRET) not in repr(notary)
+def test_it_does_not_show_its_secret(issuer: CertificateIssuer) -> None:
+    assert str(SECRET) not in repr(issuer)

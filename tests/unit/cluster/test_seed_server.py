@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from nexar.cluster import seed_server as doorway_module
+from nexar.cluster import seed_server as seed_server_module
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.delay_meter import DelayMeter
@@ -46,11 +46,11 @@ class Scene:
         self.outcome = FormationStatus()
         self.seed_log = SeedLog()
         admission = Admission("c", size, started=time.monotonic(), formation_timeout=timeout, seed=SEED)
-        notary = CertificateIssuer(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
+        issuer = CertificateIssuer(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
         self.board = StatusBoardService("c", size, lambda: admission.joined)
-        self.doorway = SeedServer(
+        self.seed_server = SeedServer(
             admission,
-            notary,
+            issuer,
             self.outcome,
             self.seed_log,
             self.board,
@@ -63,13 +63,13 @@ class Scene:
     def keep(self, membership: Membership) -> None:
         self.kept.append(membership)
 
-    def knock(self, address: str = "10.0.0.1:7") -> FakeCarrier:
+    def connect(self, address: str = "10.0.0.1:7") -> FakeCarrier:
         carrier = FakeCarrier(address)
-        self.doorway.carrier_accepted(as_carrier(carrier))
+        self.seed_server.carrier_accepted(as_carrier(carrier))
         return carrier
 
     def join(self, node: int) -> FakeCarrier:
-        carrier = self.knock()
+        carrier = self.connect()
         nonce = make_nonce()
         carrier.say(encode_hello(Hello(node, "candidate", nonce=nonce)))
         challenge = carrier.sent[-1]
@@ -82,17 +82,17 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setattr(doorway_module, "LINGER", 0.05)
+    monkeypatch.setattr(seed_server_module, "LINGER", 0.05)
     made = Scene()
     yield made
-    made.doorway.close()
+    made.seed_server.close()
 
 
 def kinds(carrier: FakeCarrier) -> list[type]:
     return [type(message) for message in carrier.sent]
 
 
-def test_members_are_welcomed_and_told_of_the_membership_when_all_are_there(scene: Scene) -> None:
+def test_members_are_welcomed_and_receive_the_membership_when_all_are_there(scene: Scene) -> None:
     first = scene.join(7)
     assert kinds(first) == [Challenge, Welcome]
     assert scene.kept == []
@@ -102,20 +102,20 @@ def test_members_are_welcomed_and_told_of_the_membership_when_all_are_there(scen
     assert [note.kind for note in scene.seed_log.events[-2:]] == ["admitted", "committed"]
 
 
-def test_a_membership_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> None:
+def test_a_membership_is_on_the_disk_before_anybody_learns_of_it(scene: Scene) -> None:
     first = scene.join(7)
-    heard: list[type] = []
-    scene.doorway._keep = lambda _: heard.extend(kinds(first))
+    received: list[type] = []
+    scene.seed_server._keep = lambda _: received.extend(kinds(first))
     scene.join(8)
-    assert heard == [Challenge, Welcome]
+    assert received == [Challenge, Welcome]
     assert kinds(first)[-1] is Committed
 
 
-def test_a_membership_that_cannot_be_kept_is_told_to_nobody(scene: Scene) -> None:
+def test_a_membership_that_cannot_be_kept_is_sent_to_nobody(scene: Scene) -> None:
     def fail(_: Membership) -> None:
         raise UsageError("the disk is full")
 
-    scene.doorway._keep = fail
+    scene.seed_server._keep = fail
     carriers = [scene.join(7), scene.join(8)]
     for carrier in carriers:
         assert kinds(carrier) == [Challenge, Welcome, JoinRefusedMessage]
@@ -125,16 +125,16 @@ def test_a_membership_that_cannot_be_kept_is_told_to_nobody(scene: Scene) -> Non
 
 
 def test_a_refused_line_ends_politely_and_is_cut_when_it_stays(scene: Scene) -> None:
-    rude = scene.knock()
+    rude = scene.connect()
     rude.say(b"nonsense")
     assert kinds(rude) == [JoinRefusedMessage]
     assert rude.finished
     wait_until_aborted(rude)
 
 
-def test_only_so_many_refused_strangers_may_linger(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorway_module, "LINGER", 1000.0)
-    rude = [scene.knock() for _ in range(3)]
+def test_only_so_many_refused_unauthenticated_peers_may_linger(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed_server_module, "LINGER", 1000.0)
+    rude = [scene.connect() for _ in range(3)]
     for carrier in rude:
         carrier.say(b"nonsense")
     assert [carrier.aborted is not None for carrier in rude] == [True, False, False]
@@ -151,12 +151,12 @@ def test_members_that_linger_are_not_counted() -> None:
         assert kinds(carrier)[-1] is FormationFailed
         assert carrier.aborted is None
         carrier.half_close()
-    scene.doorway.close()
+    scene.seed_server.close()
 
 
 def test_the_own_delay_is_measured_until_the_cluster_has_formed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorway_module, "_MEASURE_INTERVAL", 0.01)
-    monkeypatch.setattr(doorway_module, "LINGER", 0.05)
+    monkeypatch.setattr(seed_server_module, "_MEASURE_INTERVAL", 0.01)
+    monkeypatch.setattr(seed_server_module, "LINGER", 0.05)
     measured: list[float] = []
 
     class Meter(DelayMeter):
@@ -168,43 +168,43 @@ def test_the_own_delay_is_measured_until_the_cluster_has_formed(monkeypatch: pyt
     eventually(lambda: len(measured) > 3, "measurements")
     scene.join(7)
     scene.join(8)
-    eventually(lambda: scene.doorway._measure_at is None, "no measurements when it has formed")
-    scene.doorway.close()
+    eventually(lambda: scene.seed_server._measure_at is None, "no measurements when it has formed")
+    scene.seed_server.close()
 
 
-def test_whom_the_transports_refuse_is_noted_and_told(scene: Scene) -> None:
-    scene.doorway.candidate_refused("10.0.0.9:1", "bad\ncertificate")
+def test_whom_the_transports_refuse_is_noted_and_reported(scene: Scene) -> None:
+    scene.seed_server.candidate_refused("10.0.0.9:1", "bad\ncertificate")
     (note,) = scene.seed_log.events
     assert (note.kind, note.address, note.reason) == ("refused", "10.0.0.9:1", "bad certificate")
-    assert scene.doorway.describe_refused() == {"a peer at 10.0.0.9:1": "bad certificate"}
+    assert scene.seed_server.describe_refused() == {"a peer at 10.0.0.9:1": "bad certificate"}
 
 
 def test_who_shows_a_certificate_is_sent_away(scene: Scene) -> None:
     carrier = FakeCarrier(verified=True)
-    scene.doorway.carrier_accepted(as_carrier(carrier))
+    scene.seed_server.carrier_accepted(as_carrier(carrier))
     assert carrier.aborted is not None
     assert scene.seed_log.events[-1].kind == "refused"
 
 
 def test_who_is_in_is_known(scene: Scene) -> None:
-    scene.knock()
+    scene.connect()
     scene.join(7)
-    assert scene.doorway.describe_joined() == ["node 0000000000000007 at 10.0.0.1:7"]
+    assert scene.seed_server.describe_joined() == ["node 0000000000000007 at 10.0.0.1:7"]
 
 
-def test_closing_says_farewell_and_waits_for_the_others(scene: Scene) -> None:
-    carrier, silent = scene.join(7), scene.knock()
-    scene.doorway.close("we are closed")
+def test_closing_sends_a_closing_message_and_waits_for_the_others(scene: Scene) -> None:
+    carrier, silent = scene.join(7), scene.connect()
+    scene.seed_server.close("we are closed")
     assert kinds(carrier)[-1] is JoinRefusedMessage
     assert carrier.finished
     assert carrier.aborted is not None  # it did not answer
     assert silent.aborted is not None
-    late = scene.knock()
+    late = scene.connect()
     assert late.aborted is not None
 
 
 def test_what_one_event_causes_is_done_before_what_the_next_one_does(scene: Scene) -> None:
-    """An action that leads to an event, here a line lost while it is told, waits for its turn."""
+    """An action that leads to an event, here a line lost while it is notified, waits for its turn."""
     first = scene.join(7)
     first.send_frame = lambda *_: first.lose()  # type: ignore[method-assign]
     scene.join(8)
@@ -229,37 +229,37 @@ def prepare(ballot: int) -> SeedPaxosMessage:
     return SeedPaxosMessage(control.encode(control.Prepare((0, 1, 0), control.BallotNumber(ballot, 7))))
 
 
-def words(carrier: FakeCarrier) -> list[object]:
+def messages(carrier: FakeCarrier) -> list[object]:
     return [control.decode(message.body) for message in carrier.sent if isinstance(message, SeedPaxosMessage)]
 
 
-def test_a_vote_is_on_the_disk_before_it_is_told(scene: Scene) -> None:
+def test_a_vote_is_on_the_disk_before_it_is_sent(scene: Scene) -> None:
     first, _ = formed(scene)
-    heard: list[object] = []
-    scene.doorway._keep_vote = lambda _: heard.extend(words(first))
+    received: list[object] = []
+    scene.seed_server._keep_vote = lambda _: received.extend(messages(first))
     first.say_message(prepare(1))
-    assert heard == []
-    assert [type(word) for word in words(first)] == [control.Promise]
+    assert received == []
+    assert [type(sent) for sent in messages(first)] == [control.Promise]
 
 
-def test_a_vote_that_cannot_be_kept_is_told_to_nobody(scene: Scene) -> None:
+def test_a_vote_that_cannot_be_kept_is_sent_to_nobody(scene: Scene) -> None:
     def fail(_: Vote) -> None:
         raise UsageError("the disk is full")
 
     first, second = formed(scene)
-    scene.doorway._keep_vote = fail
+    scene.seed_server._keep_vote = fail
     first.say_message(prepare(1))
-    assert words(first) == []
+    assert messages(first) == []
     assert kinds(first)[-1] is kinds(second)[-1] is JoinRefusedMessage
 
 
-def test_what_was_chosen_is_kept_and_told_to_all(scene: Scene) -> None:
+def test_what_was_chosen_is_kept_and_reported_to_all(scene: Scene) -> None:
     first, second = formed(scene)
     chosen = control.Chosen((0, 1, 0), Change(2, left=(Departure(8, "silent"),)).encode())
     first.say_message(SeedPaxosMessage(control.encode(chosen)))
     assert [membership.epoch for membership in scene.kept] == [1, 2]
     assert scene.outcome.membership is scene.kept[-1]
-    assert chosen in words(second)
+    assert chosen in messages(second)
     assert isinstance(second.sent[-1], JoinRefusedMessage)
     assert "expelled in epoch 2: silent" in second.sent[-1].reason
 
@@ -273,7 +273,7 @@ def test_a_member_that_does_not_answer_is_noticed_in_time(scene: Scene, monkeypa
     first.say_message(SeedPaxosMessage(control.encode(accept)))
     assert kinds(second)[-1] is LivenessQuery
     deadline = time.monotonic() + 10
-    while not any(isinstance(word, control.Accepted) for word in words(first)):
+    while not any(isinstance(sent, control.Accepted) for sent in messages(first)):
         assert time.monotonic() < deadline
         time.sleep(0.002)
     assert scene.votes[-1].value == without_8

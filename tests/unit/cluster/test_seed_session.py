@@ -1,6 +1,6 @@
 """The line to the seed is kept, and the certificate renewed, without anybody waiting for it.
 
-What a node tells the seed of itself, on the line that it has to it anyway.
+What a node reports to the seed, on the line that it has to it anyway.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from nexar.wire.join import (
     encode_join,
 )
 from nexar.wire.status import StatusReport, decode_status_report
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.fake_carrier import as_carrier
 from tests.unit.cluster.seed_side import AtOnce, FakeNode, SeedSide, as_node, certificate_for
 
@@ -66,27 +66,27 @@ class Certified(FakeNode):
 
 
 class Scene:
-    """A node in good standing; `again` is what comes of knocking once more."""
+    """A node with a session; `again` is what comes of dialing once more."""
 
     def __init__(self) -> None:
         self.authority = Authority.create("ours")
         self.node = Certified()
         self.seed = Line()
-        self.knocks = 0
+        self.dials = 0
         self.knocked = threading.Event()
         self.again: Callable[[], Line] = self.nobody
-        self.told: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        """What the listeners heard: which one, and what."""
+        self.reported: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        """What the listeners received: which one, and what."""
         self._made: list[SeedSession] = []
 
-    def next_told(self) -> tuple[Any, ...]:
-        return self.told.get(timeout=PATIENCE)
+    def next_notice(self) -> tuple[Any, ...]:
+        return self.reported.get(timeout=EVENT_TIMEOUT)
 
     def listeners(self) -> SeedCallbacks:
         def telling(name: str) -> Callable[..., None]:
-            return lambda *what: self.told.put((name, *what))
+            return lambda *what: self.reported.put((name, *what))
 
-        names = ("on_word", "on_died", "on_waiting", "on_lost", "on_back", "on_refused")
+        names = ("on_control", "on_died", "on_waiting", "on_lost", "on_back", "on_refused")
         return SeedCallbacks(**{name: telling(name) for name in names})
 
     def certificate(self, seconds: float) -> bytes:
@@ -96,7 +96,7 @@ class Scene:
         self,
         seconds: float = 3600.0,
         random: Random | None = None,
-        news: Callable[[], StatusReport | None] | None = None,
+        status_report: Callable[[], StatusReport | None] | None = None,
         *,
         start: bool = True,
     ) -> SeedSession:
@@ -108,17 +108,17 @@ class Scene:
                 as_node(self.node),
                 line,
                 welcome,
-                self._knock,
+                self._dial,
                 random=random or AtOnce(),
-                news=news,
+                status_report=status_report,
             )
         )
         if start:
             self._made[-1].start(self.listeners())
         return self._made[-1]
 
-    def _knock(self) -> JoinConnection:
-        self.knocks += 1
+    def _dial(self) -> JoinConnection:
+        self.dials += 1
         try:
             return JoinConnection(as_carrier(self.again()))
         finally:
@@ -129,8 +129,8 @@ class Scene:
         raise ConnectRefused("seed:1", "nobody listens")
 
     def close(self) -> None:
-        for standing in self._made:
-            standing.close()
+        for session in self._made:
+            session.close()
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def scene() -> Iterator[Scene]:
     made.close()
 
 
-def hear(line: Line, kind: type[JoinMessage]) -> JoinMessage:
-    message = line.hear()
+def receive(line: Line, kind: type[JoinMessage]) -> JoinMessage:
+    message = line.receive()
     assert isinstance(message, kind), message
     return message
 
@@ -151,58 +151,58 @@ def hear(line: Line, kind: type[JoinMessage]) -> JoinMessage:
 
 def test_a_certificate_is_renewed_before_it_expires(scene: Scene) -> None:
     scene.stand(seconds=1.0)
-    request = hear(scene.seed, Renew)
+    request = receive(scene.seed, Renew)
     assert isinstance(request, Renew)
     renewed = certificate_for(scene.authority, request.request, scene.node.id)
     scene.seed.say_message(Renewed(renewed))
-    assert scene.node.news.get(timeout=PATIENCE).startswith(renewed)
+    assert scene.node.news.get(timeout=EVENT_TIMEOUT).startswith(renewed)
 
 
 def test_it_is_renewed_again_and_again(scene: Scene) -> None:
     scene.stand(seconds=0.5)
     for _ in range(3):
-        hear(scene.seed, Renew)
+        receive(scene.seed, Renew)
         renewed = scene.certificate(0.5)
         scene.seed.say_message(Renewed(renewed))
-        assert scene.node.news.get(timeout=PATIENCE).startswith(renewed)
+        assert scene.node.news.get(timeout=EVENT_TIMEOUT).startswith(renewed)
 
 
 def test_what_the_seed_says_waits_until_the_listeners_can_be_called(scene: Scene) -> None:
-    standing = scene.stand(start=False)
+    session = scene.stand(start=False)
     scene.seed.say_message(WaitingJoiners((encode_member(JOINER),)))
-    assert scene.told.empty()
-    standing.start(scene.listeners())
-    assert scene.next_told() == ("on_waiting", (JOINER,))
+    assert scene.reported.empty()
+    session.start(scene.listeners())
+    assert scene.next_notice() == ("on_waiting", (JOINER,))
 
 
 def test_a_session_that_was_never_started_can_be_closed(scene: Scene) -> None:
     scene.stand(start=False).close()
-    hear(scene.seed, Leave)
+    receive(scene.seed, Leave)
 
 
-def test_other_words_of_the_seed_disturb_nobody(scene: Scene) -> None:
+def test_other_messages_of_the_seed_disturb_nobody(scene: Scene) -> None:
     scene.stand(seconds=1.0)
     scene.seed.say_message(Leave("nothing"))
-    hear(scene.seed, Renew)
+    receive(scene.seed, Renew)
 
 
 def test_a_certificate_that_is_none_costs_the_line_and_nothing_else(scene: Scene) -> None:
     new = Line()
     scene.again = lambda: new
     scene.stand(seconds=1.0)
-    hear(scene.seed, Renew)
+    receive(scene.seed, Renew)
     scene.seed.say_message(Renewed(b"-----BEGIN CERTIFICATE-----"))
-    hear(new, Renew)
+    receive(new, Renew)
     assert scene.node.certified == []
 
 
-def test_a_seed_that_does_not_answer_is_knocked_at_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_that_does_not_answer_is_dialed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nexar.cluster.seed_session._ANSWER_TIMEOUT", 0.05)
     new = Line()
     scene.again = lambda: new
     scene.stand(seconds=1.0)
-    hear(scene.seed, Renew)
-    hear(new, Renew)
+    receive(scene.seed, Renew)
+    receive(new, Renew)
     assert scene.seed.aborted is not None
 
 
@@ -217,15 +217,15 @@ def test_a_line_that_ended_is_opened_anew_and_left_politely_at_the_end(
 ) -> None:
     new = Line()
     scene.again = lambda: new
-    standing = scene.stand()
+    session = scene.stand()
     end(scene.seed)
-    assert scene.knocked.wait(PATIENCE)
-    standing.close("done")
+    assert scene.knocked.wait(EVENT_TIMEOUT)
+    session.close("done")
     assert (new.sent, new.finished) == ([Leave("done")], True)
     assert Leave("done") not in scene.seed.sent
 
 
-def test_a_seed_that_is_gone_is_knocked_at_until_it_is_back(scene: Scene) -> None:
+def test_a_seed_that_is_gone_is_dialed_until_it_is_back(scene: Scene) -> None:
     new, tries = Line(), iter(range(3))
 
     def again() -> Line:
@@ -234,11 +234,11 @@ def test_a_seed_that_is_gone_is_knocked_at_until_it_is_back(scene: Scene) -> Non
     scene.again = again
     scene.stand(seconds=1.5)
     scene.seed.lose()
-    hear(new, Renew)  # the new line serves
-    assert scene.knocks == 4
+    receive(new, Renew)  # the new line serves
+    assert scene.dials == 4
 
 
-def test_pauses_between_knocks_grow_up_to_a_bound(scene: Scene) -> None:
+def test_pauses_between_dials_grow_up_to_a_bound(scene: Scene) -> None:
     bounds: list[float] = []
     enough = threading.Event()
 
@@ -251,34 +251,34 @@ def test_pauses_between_knocks_grow_up_to_a_bound(scene: Scene) -> None:
 
     scene.stand(random=Recording())
     scene.seed.lose()
-    assert enough.wait(PATIENCE)
+    assert enough.wait(EVENT_TIMEOUT)
     assert bounds[:8] == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_who_is_refused_when_it_knocks_again_knocks_no_more(scene: Scene) -> None:
+def test_who_is_refused_when_it_dials_again_dials_no_more(scene: Scene) -> None:
     def refuse() -> Line:
         raise JoinRefused(reason="another cluster has formed", address="seed:1")
 
     scene.again = refuse
-    standing = scene.stand()
+    session = scene.stand()
     scene.seed.lose()
-    assert scene.knocked.wait(PATIENCE)
-    standing._thread.join(PATIENCE)
-    assert not standing._thread.is_alive()
-    assert scene.knocks == 1
+    assert scene.knocked.wait(EVENT_TIMEOUT)
+    session._thread.join(EVENT_TIMEOUT)
+    assert not session._thread.is_alive()
+    assert scene.dials == 1
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- messages
 
 CHOSEN = control.Chosen((0, 3, 0), b"who comes next")
 JOINER = Member(9, "there", bytes(32), {"tls": ("10.0.0.8:1",)}, frozenset({"tls"}))
 
 
-def test_a_word_of_the_seed_is_passed_on_and_one_of_the_future_is_not(scene: Scene) -> None:
+def test_a_message_of_the_seed_is_passed_on_and_one_of_the_future_is_not(scene: Scene) -> None:
     scene.stand()
     scene.seed.say_message(SeedPaxosMessage(b"\x81\xa4type\xa8teleport"))
     scene.seed.say_message(SeedPaxosMessage(control.encode(CHOSEN)))
-    assert scene.next_told() == ("on_word", CHOSEN)
+    assert scene.next_notice() == ("on_control", CHOSEN)
 
 
 def test_a_death_and_who_waits_are_passed_on(scene: Scene) -> None:
@@ -286,149 +286,149 @@ def test_a_death_and_who_waits_are_passed_on(scene: Scene) -> None:
     scene.seed.say_message(MemberDied(8, 2, "was killed by SIGKILL"))
     scene.seed.say_message(WaitingJoiners((encode_member(JOINER),)))
     scene.seed.say_message(WaitingJoiners())
-    assert scene.next_told() == ("on_died", 8, 2, "was killed by SIGKILL")
-    assert scene.next_told() == ("on_waiting", (JOINER,))
-    assert scene.next_told() == ("on_waiting", ())
+    assert scene.next_notice() == ("on_died", 8, 2, "was killed by SIGKILL")
+    assert scene.next_notice() == ("on_waiting", (JOINER,))
+    assert scene.next_notice() == ("on_waiting", ())
 
 
 def test_who_is_asked_whether_it_is_there_says_so(scene: Scene) -> None:
     scene.stand()
     scene.seed.say_message(LivenessQuery(5))
-    assert hear(scene.seed, LivenessReply) == LivenessReply(5)
+    assert receive(scene.seed, LivenessReply) == LivenessReply(5)
 
 
 def test_a_seed_that_answers_is_there(scene: Scene) -> None:
-    standing = scene.stand()
+    session = scene.stand()
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    asking = threading.Thread(target=lambda: answers.put(standing.answers(PATIENCE)))
+    asking = threading.Thread(target=lambda: answers.put(session.answers(EVENT_TIMEOUT)))
     asking.start()
-    inquiry = hear(scene.seed, LivenessQuery)
-    assert isinstance(inquiry, LivenessQuery)
-    scene.seed.say_message(LivenessReply(inquiry.number + 1))  # of nobody's
-    scene.seed.say_message(LivenessReply(inquiry.number))
-    assert answers.get(timeout=PATIENCE)
-    asking.join(PATIENCE)
+    query = receive(scene.seed, LivenessQuery)
+    assert isinstance(query, LivenessQuery)
+    scene.seed.say_message(LivenessReply(query.number + 1))  # of nobody's
+    scene.seed.say_message(LivenessReply(query.number))
+    assert answers.get(timeout=EVENT_TIMEOUT)
+    asking.join(EVENT_TIMEOUT)
 
 
 @pytest.mark.parametrize("end", ["silence", "loss", "close"])
 def test_a_seed_that_does_not_answer_is_not_there(scene: Scene, end: str) -> None:
-    standing = scene.stand()
+    session = scene.stand()
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    timeout = 0.0 if end == "silence" else PATIENCE
-    asking = threading.Thread(target=lambda: answers.put(standing.answers(timeout)))
+    timeout = 0.0 if end == "silence" else EVENT_TIMEOUT
+    asking = threading.Thread(target=lambda: answers.put(session.answers(timeout)))
     asking.start()
-    hear(scene.seed, LivenessQuery)
+    receive(scene.seed, LivenessQuery)
     if end == "loss":
         scene.seed.lose()
     elif end == "close":
-        standing.close()
-    assert not answers.get(timeout=PATIENCE)
-    asking.join(PATIENCE)
+        session.close()
+    assert not answers.get(timeout=EVENT_TIMEOUT)
+    asking.join(EVENT_TIMEOUT)
 
 
-def test_a_word_to_the_seed_is_sent_while_there_is_a_line_that_is_read(scene: Scene) -> None:
-    standing = scene.stand(random=Random(1))
-    assert standing.say(CHOSEN)
-    assert hear(scene.seed, SeedPaxosMessage) == SeedPaxosMessage(control.encode(CHOSEN))
+def test_a_message_to_the_seed_is_sent_while_there_is_a_line_that_is_read(scene: Scene) -> None:
+    session = scene.stand(random=Random(1))
+    assert session.send_control(CHOSEN)
+    assert receive(scene.seed, SeedPaxosMessage) == SeedPaxosMessage(control.encode(CHOSEN))
     scene.seed.queued = MAX_JOIN_BYTES + 1
-    assert not standing.say(CHOSEN)
+    assert not session.send_control(CHOSEN)
     scene.seed.lose()
-    assert not standing.say(CHOSEN)
-    standing.close()
-    assert not standing.say(CHOSEN)
+    assert not session.send_control(CHOSEN)
+    session.close()
+    assert not session.send_control(CHOSEN)
 
 
 @pytest.mark.parametrize(
     "nonsense", [SeedPaxosMessage(b"what?"), WaitingJoiners((b"who?",)), WaitingJoiners((encode_member(JOINER)[:-3],))]
 )
-def test_words_that_make_no_sense_cost_the_line_and_nothing_else(scene: Scene, nonsense: JoinMessage) -> None:
+def test_messages_that_make_no_sense_cost_the_line_and_nothing_else(scene: Scene, nonsense: JoinMessage) -> None:
     new = Line()
     scene.again = lambda: new
     scene.stand()
     scene.seed.say_message(nonsense)
-    assert scene.next_told()[0] == "on_lost"
-    assert scene.next_told() == ("on_back", 0)
+    assert scene.next_notice()[0] == "on_lost"
+    assert scene.next_notice() == ("on_back", 0)
     new.say_message(LivenessQuery(1))
-    hear(new, LivenessReply)
+    receive(new, LivenessReply)
 
 
-def test_a_seed_that_somebody_has_a_word_for_is_knocked_at_soon(scene: Scene) -> None:
+def test_a_seed_with_a_pending_message_is_dialed_soon(scene: Scene) -> None:
     class Patient(AtOnce):
         def uniform(self, a: float, b: float) -> float:
             return 0.0 if b < 1 else 1000.0
 
-    standing = scene.stand(random=Patient())
+    session = scene.stand(random=Patient())
     scene.seed.lose()
-    assert scene.next_told()[0] == "on_lost"
+    assert scene.next_notice()[0] == "on_lost"
     scene.again = Line
-    assert not standing.say(CHOSEN)
-    assert scene.next_told() == ("on_back", 0)
-    assert standing.say(CHOSEN)
+    assert not session.send_control(CHOSEN)
+    assert scene.next_notice() == ("on_back", 0)
+    assert session.send_control(CHOSEN)
 
 
-def test_the_loss_and_the_return_of_the_seed_are_told(scene: Scene) -> None:
+def test_the_loss_and_the_return_of_the_seed_are_reported(scene: Scene) -> None:
     scene.again = Line
     scene.stand()
     scene.seed.lose()
-    assert scene.next_told() == ("on_lost", "connection to the seed lost: it is gone")
-    assert scene.next_told() == ("on_back", 0)
+    assert scene.next_notice() == ("on_lost", "connection to the seed lost: it is gone")
+    assert scene.next_notice() == ("on_back", 0)
 
 
-def test_whom_the_seed_refuses_is_told_why(scene: Scene) -> None:
+def test_whom_the_seed_refuses_is_notified_why(scene: Scene) -> None:
     def refuse() -> Line:
         raise JoinRefused(reason="expelled in epoch 3", address="seed:1", expelled=3)
 
     scene.again = refuse
     scene.stand()
     scene.seed.lose()
-    assert scene.next_told()[0] == "on_lost"
-    assert scene.next_told() == ("on_refused", "expelled in epoch 3", 3)
+    assert scene.next_notice()[0] == "on_lost"
+    assert scene.next_notice() == ("on_refused", "expelled in epoch 3", 3)
 
 
-def test_who_hears_on_its_line_that_it_was_expelled_does_not_knock_again(scene: Scene) -> None:
-    standing = scene.stand()
+def test_who_learns_on_its_connection_that_it_was_expelled_does_not_dial_again(scene: Scene) -> None:
+    session = scene.stand()
     scene.seed.say_message(JoinRefusedMessage("expelled in epoch 3", 3))
-    assert scene.next_told()[0] == "on_lost"
-    assert scene.next_told() == ("on_refused", "expelled in epoch 3", 3)
-    standing._thread.join(PATIENCE)
+    assert scene.next_notice()[0] == "on_lost"
+    assert scene.next_notice() == ("on_refused", "expelled in epoch 3", 3)
+    session._thread.join(EVENT_TIMEOUT)
     assert not scene.knocked.is_set()
 
 
 # ---------------------------------------------------------------- the end
 
 
-def test_closing_tells_the_seed_and_ends_the_thread(scene: Scene) -> None:
-    standing = scene.stand()
-    standing.close("bye")
-    standing.close("bye")
+def test_closing_notifies_the_seed_and_ends_the_thread(scene: Scene) -> None:
+    session = scene.stand()
+    session.close("bye")
+    session.close("bye")
     assert (scene.seed.sent, scene.seed.finished) == ([Leave("bye")], True)
-    assert not standing._thread.is_alive()
+    assert not session._thread.is_alive()
 
 
 def test_closing_while_the_seed_is_gone_is_prompt(scene: Scene) -> None:
-    standing = scene.stand(random=Random(1))
+    session = scene.stand(random=Random(1))
     scene.seed.lose()
-    standing.close()
-    assert not standing._thread.is_alive()
+    session.close()
+    assert not session._thread.is_alive()
 
 
-def test_closing_while_somebody_knocks_calls_it_back(scene: Scene) -> None:
-    def knocking() -> Line:
+def test_closing_cancels_a_dial_under_way(scene: Scene) -> None:
+    def dialing() -> Line:
         scene.knocked.set()
-        scene.node.cancel_token.pause(PATIENCE)
+        scene.node.cancel_token.pause(EVENT_TIMEOUT)
         raise AssertionError("it was not called back")
 
-    scene.again = knocking
-    standing = scene.stand()
+    scene.again = dialing
+    session = scene.stand()
     scene.seed.lose()
-    assert scene.knocked.wait(PATIENCE)
-    standing.close()
-    assert not standing._thread.is_alive()
+    assert scene.knocked.wait(EVENT_TIMEOUT)
+    session.close()
+    assert not session._thread.is_alive()
     with pytest.raises(DialCancelled):
         scene.node.cancel_token.pause(0)
 
 
-def test_a_word_whose_handler_raises_costs_the_line_and_nothing_else(
+def test_a_message_whose_handler_raises_costs_the_line_and_nothing_else(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -440,34 +440,34 @@ def test_a_word_whose_handler_raises_costs_the_line_and_nothing_else(
         patch.setattr(SeedSession, "_members", broken)
         scene.stand()
         scene.seed.say_message(WaitingJoiners())
-        assert scene.next_told()[0] == "on_lost"
-        assert scene.next_told()[0] == "on_back"
+        assert scene.next_notice()[0] == "on_lost"
+        assert scene.next_notice()[0] == "on_back"
     new.say_message(MemberDied(5, 1, "gone"))
-    assert scene.next_told() == ("on_died", 5, 1, "gone")
+    assert scene.next_notice() == ("on_died", 5, 1, "gone")
 
 
-def test_what_the_node_does_is_told_at_once_and_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_node_does_is_reported_at_once_and_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STATUS_INTERVAL", 0.001)
     numbers = itertools.count(1)
-    scene.stand(news=lambda: StatusReport(0, 1, pid=next(numbers)))
+    scene.stand(status_report=lambda: StatusReport(0, 1, pid=next(numbers)))
     for number in (1, 2, 3):
-        news = hear(scene.seed, StatusUpdate)
+        news = receive(scene.seed, StatusUpdate)
         assert isinstance(news, StatusUpdate)
         assert decode_status_report(news.body) == StatusReport(0, 1, pid=number)
 
 
-def test_a_node_with_nothing_to_tell_tells_nothing(scene: Scene) -> None:
+def test_a_node_with_nothing_to_report_sends_nothing(scene: Scene) -> None:
     asked = threading.Event()
-    standing = scene.stand(news=asked.set)
-    assert asked.wait(PATIENCE)
-    standing.say(Ping(1))
-    assert isinstance(scene.seed.hear(), SeedPaxosMessage)
+    session = scene.stand(status_report=asked.set)
+    assert asked.wait(EVENT_TIMEOUT)
+    session.send_control(Ping(1))
+    assert isinstance(scene.seed.receive(), SeedPaxosMessage)
 
 
-def test_news_that_cannot_be_made_do_not_cost_the_standing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    standing = scene.stand(news=lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+def test_news_that_cannot_be_made_do_not_cost_the_session(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    session = scene.stand(status_report=lambda: 1 // 0)  # type: ignore[arg-type,return-value]
     scene.seed.say(encode_join(LivenessQuery(5)))
-    assert hear(scene.seed, LivenessReply) == LivenessReply(5)
-    standing.say(Ping(1))
-    assert isinstance(scene.seed.hear(), SeedPaxosMessage)
+    assert receive(scene.seed, LivenessReply) == LivenessReply(5)
+    session.send_control(Ping(1))
+    assert isinstance(scene.seed.receive(), SeedPaxosMessage)
     assert "this node sends the seed no further reports" in caplog.text

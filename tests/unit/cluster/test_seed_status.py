@@ -22,18 +22,18 @@ from nexar.wire.status import ROWS_PER_PAGE, StatusPage, StatusReport
 
 
 def test_the_newest_notes_are_kept() -> None:
-    chronicle = SeedLog()
+    log = SeedLog()
     for number in range(MAX_EVENTS + 3):
-        chronicle.add(SeedEvent("knocked", f"10.0.0.1:{number}"))
-    assert len(chronicle.events) == MAX_EVENTS
-    assert chronicle.events[0].address == "10.0.0.1:3"
+        log.add(SeedEvent("knocked", f"10.0.0.1:{number}"))
+    assert len(log.events) == MAX_EVENTS
+    assert log.events[0].address == "10.0.0.1:3"
 
 
 def test_each_note_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "nexar.seed"):
-        chronicle = SeedLog()
-        chronicle.add(SeedEvent("refused", "10.0.0.1:7", 42, None, "because\nof this"))
-        chronicle.add(SeedEvent("committed", reason="4 members"))
+        log = SeedLog()
+        log.add(SeedEvent("refused", "10.0.0.1:7", 42, None, "because\nof this"))
+        log.add(SeedEvent("committed", reason="4 members"))
     assert [record.getMessage() for record in caplog.records] == [
         "refused: node 000000000000002a at 10.0.0.1:7: because of this",
         "committed: 4 members",
@@ -45,34 +45,36 @@ def test_a_long_cause_is_shortened() -> None:
     assert len(describe_seed_event(SeedEvent("child died", rank=3, reason="x" * 10_000))) == 500
 
 
-def test_who_listens_is_told_and_may_fail(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[SeedEvent] = []
+def test_who_listens_is_notified_and_may_fail(caplog: pytest.LogCaptureFixture) -> None:
+    reported: list[SeedEvent] = []
 
     def listen(note: SeedEvent) -> None:
-        told.append(note)
+        reported.append(note)
         raise RuntimeError("a bug of theirs")
 
-    chronicle = SeedLog(listen)
-    chronicle.add(SeedEvent("knocked", "10.0.0.1:7"))
-    chronicle.add(SeedEvent("failed"))
-    assert told == chronicle.events
+    log = SeedLog(listen)
+    log.add(SeedEvent("knocked", "10.0.0.1:7"))
+    log.add(SeedEvent("failed"))
+    assert reported == log.events
     assert "a bug of theirs" in caplog.text
 
 
-def test_strangers_without_a_name_make_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+def test_unauthenticated_peers_without_a_name_make_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "nexar.seed"):
         SeedLog().add(SeedEvent("refused", "10.0.0.1:7", reason="it does not speak TLS"))
     assert caplog.records[0].levelno == logging.INFO
 
 
-def test_a_stranger_that_is_refused_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unauthenticated_peer_that_is_refused_again_and_again_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = 0.0
-    chronicle = SeedLog(clock=lambda: now)
+    log = SeedLog(clock=lambda: now)
 
     def warnings(count: int) -> int:
         caplog.clear()
         for number in range(count):
-            chronicle.add(SeedEvent("refused", "10.0.0.1:7", number + 1, None, "it left"))
+            log.add(SeedEvent("refused", "10.0.0.1:7", number + 1, None, "it left"))
         return sum(record.levelno == logging.WARNING for record in caplog.records)
 
     with caplog.at_level(logging.DEBUG, "nexar.seed"):
@@ -101,7 +103,7 @@ def test_it_knows_how_many_have_come_before_it_knows_the_members() -> None:
     assert StatusBoardService("c", 3, lambda: 2).page().joined == 2
 
 
-def test_what_happens_at_the_door_is_shown() -> None:
+def test_what_happens_at_the_seed_is_shown() -> None:
     board = made()
     kinds: list[SeedEventKind] = ["gone", "left", "child died"]
     for node, kind in enumerate(kinds, 1):
@@ -111,7 +113,7 @@ def test_what_happens_at_the_door_is_shown() -> None:
     assert states(board) == ["running", "left", "lost"]
 
 
-def test_a_stranger_who_says_the_name_of_a_member_does_it_no_harm() -> None:
+def test_an_unauthenticated_peer_who_says_the_name_of_a_member_does_it_no_harm() -> None:
     board = made()
     board.event_added(SeedEvent("refused", "6.6.6.6:1", 1, None, "wrong secret"))
     board.event_added(SeedEvent("left", "6.6.6.6:1", 2, None))
@@ -160,13 +162,13 @@ def formed(outcome: FormationStatus) -> FormationStatus:
     return outcome
 
 
-def test_nothing_is_known_before_it_is_told(outcome: FormationStatus) -> None:
+def test_nothing_is_known_before_it_is_reported(outcome: FormationStatus) -> None:
     assert outcome.membership is None
     assert outcome.wait_formed(0) is None
     assert not outcome.wait_empty(0)
 
 
-def test_what_has_formed_is_told_to_those_who_wait(outcome: FormationStatus) -> None:
+def test_what_has_formed_is_reported_to_those_who_wait(outcome: FormationStatus) -> None:
     thread = threading.Thread(target=outcome.moved, args=(MEMBERSHIP, NODES))
     thread.start()
     assert outcome.wait_formed(10) is MEMBERSHIP
@@ -235,7 +237,7 @@ def test_a_member_that_returned_is_here_again(formed: FormationStatus) -> None:
     assert not formed.wait_empty(0)
 
 
-def test_a_commit_that_is_told_again_brings_nobody_back(formed: FormationStatus) -> None:
+def test_a_commit_that_is_repeated_brings_nobody_back(formed: FormationStatus) -> None:
     for rank in (0, 1):
         formed.event_added(note("gone", rank))
     formed.moved(MEMBERSHIP, NODES)
@@ -290,7 +292,7 @@ def test_a_loop_that_was_closed_over_a_waiting_task_harms_nobody_else(outcome: F
     waiting.close()
 
 
-def test_a_task_hears_of_a_failure(outcome: FormationStatus) -> None:
+def test_a_task_learns_of_a_failure(outcome: FormationStatus) -> None:
     outcome.failed(GONE)
     with pytest.raises(UsageError, match="over"):
         asyncio.run(outcome.formed_soon())

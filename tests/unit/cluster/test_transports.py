@@ -1,4 +1,4 @@
-"""Opening all of them at one port number, with loaders that do as they are told."""
+"""Opening all of them at one port number, with loaders that follow a script."""
 
 import errno
 import gc
@@ -17,8 +17,8 @@ from nexar.errors import ConfigError, UsageError
 from nexar.native import version_problem
 from nexar.security.authority import provisional_credentials
 from nexar.security.certificates import Trust
-from nexar.testing.transports import why_unavailable
 from nexar.transport.base import Carrier
+from nexar_tools.transports import why_unavailable
 
 Tried = list[str]
 
@@ -80,8 +80,8 @@ def test_a_port_in_use_names_the_setting_the_port_and_the_remedy():
     with pytest.raises(ConfigError) as refused:
         bind_ports(Config(port=4000), open_at)
     assert (refused.value.variable, refused.value.value) == ("NEXAR_PORT", 4000)
-    for words in ("free for UDP and TCP", "the system says no", "another process uses it", "0 for any free"):
-        assert words in str(refused.value)
+    for messages in ("free for UDP and TCP", "the system says no", "another process uses it", "0 for any free"):
+        assert messages in str(refused.value)
 
 
 def test_a_range_in_use_names_the_range():
@@ -185,7 +185,7 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.cluster.transports.native_installed", lambda: False)
+    monkeypatch.setattr("nexar.transport.registry.native_installed", lambda: False)
 
 
 def test_the_settings_say_the_order_of_preference(opened: Opened) -> None:
@@ -196,8 +196,8 @@ def test_the_settings_say_the_order_of_preference(opened: Opened) -> None:
 def test_a_native_package_that_does_not_fit_is_named_with_what_to_do(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nexar.cluster.transports.native_installed", lambda: True)
-    monkeypatch.setattr("nexar.cluster.transports.available", lambda: version_problem("0.1.0"))
+    monkeypatch.setattr("nexar.transport.registry.native_installed", lambda: True)
+    monkeypatch.setattr("nexar.cluster.transports.missing_support", lambda: version_problem("0.1.0"))
     with pytest.raises(UsageError, match=r"^QUIC cannot be used: nexar-native 0\.1\.0 .*NEXAR_TRANSPORTS=shm,tls$"):
         opened("quic", "tls")
 
@@ -221,6 +221,22 @@ def test_what_leads_nowhere_is_refused_and_the_missing_package_named() -> None:
         usable_schemes(Config(transports=("shm", "quic")))
     with pytest.raises(ConfigError, match="quic or tls"):
         usable_schemes(Config(transports=("shm",)))
+
+
+@pytest.mark.parametrize(
+    ("schemes", "remedy"),
+    [
+        (("memory", "tls"), "memory connects nodes of one process, in tests only: leave it out"),
+        (("tls", "tcp"), "tcp is used only for large payloads: leave it out, and set NEXAR_ENCRYPT_BULK_TRANSPORT=0"),
+    ],
+)
+def test_a_scheme_that_no_node_opens_is_refused_with_the_remedy(
+    opened: Opened, schemes: tuple[str, ...], remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        opened(*schemes)
+    assert raised.value.variable == "NEXAR_TRANSPORTS"
+    assert raised.value.hint == remedy
 
 
 def test_a_host_where_memory_cannot_be_shared_does_without_and_says_why(
@@ -277,15 +293,24 @@ def test_a_transport_of_another_package_that_cannot_listen_is_named_and_no_port_
 
     def refuse(_: object, address: str, acceptor: object) -> str:
         tried.append(address)
-        raise OSError(errno.EADDRINUSE, "no paper left")
+        raise OSError(errno.EADDRINUSE, "out of memory")
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [EntryPoint("paper", place, "nexar.transports")])
     monkeypatch.setattr("tests.packages.paper.nexar_paper.PaperTransport.listen", refuse)
-    with pytest.raises(UsageError, match=rf"'paper' of the package that has '{place}' cannot be used .*no paper left"):
+    with pytest.raises(UsageError, match=rf"'paper' of the package that has '{place}' cannot be used .*out of memory"):
         opened("tls", "paper")
     assert len(tried) == 1
 
 
 def test_a_scheme_that_nobody_has_is_refused_and_nothing_is_left_open(opened: Opened) -> None:
-    with pytest.raises(UsageError, match="unknown transport 'vellum'"):
+    with pytest.raises(ConfigError, match="unknown transport 'vellum'"):
         opened("tls", "vellum")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"), [(("tsl",), "did you mean tls?"), (("tls", "vellum"), "known: quic, shm, ")]
+)
+def test_an_unknown_scheme_of_the_setting_is_named(given: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        usable_schemes(Config(transports=given))
+    assert f"unknown transport {given[-1]!r}; {problem}" in str(refused.value)

@@ -1,4 +1,4 @@
-"""Ranks that have journals and nothing else: control messages travel through a queue, until a test delivers them."""
+"""Ranks that have call logs and nothing else: control messages travel through a queue, until a test delivers them."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class Rank:
     def rank_of(self, node: int) -> int:
         return node - NODES
 
-    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None:
+    def wait(self, operations: Sequence[Operation], deadline: float, abort_signal: Operation | None = None) -> None:
         self.world.deliver()
-        if not all(operation.done for operation in operations) and (alarm is None or alarm.error is None):
+        if not all(operation.done for operation in operations) and (abort_signal is None or abort_signal.error is None):
             raise OperationTimeout(operation="the wait", waiting_for="a test", timeout=1.0)
 
-    def hears(self, source: int, sequence: int, fingerprint: Fingerprint) -> bool:
+    def receives(self, source: int, sequence: int, fingerprint: Fingerprint) -> bool:
         """A frame of a collective comes."""
         operation, dtype, count, root, reduce_op, way = fingerprint
         frame = Frame(

@@ -1,4 +1,4 @@
-"""Ranks of one arena in one process: a node each, which a nudge kicks."""
+"""Ranks of one shared region in one process: a node each, which a wake-up kicks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Members:
     def awaited(self, index: int) -> AwaitedPeer:
         return AwaitedPeer(rank=index)
 
-    def given_up(self, index: int, operation: str) -> BaseException:
+    def aborted(self, index: int, operation: str) -> BaseException:
         return GivenUp(index, operation)
 
     def differs(self, index: int, theirs: Fingerprint, mine: PublishedCall) -> BaseException:
@@ -44,9 +44,9 @@ class Members:
 class Rank:
     """One of them."""
 
-    def __init__(self, number: int, arena: SharedRegion, progress: Progress) -> None:
+    def __init__(self, number: int, shared_region: SharedRegion, progress: Progress) -> None:
         self.number = number
-        self.region = arena
+        self.region = shared_region
         self.progress = progress
 
     def wait(self, *operations: Operation, timeout: float = LONG) -> None:
@@ -59,16 +59,16 @@ def ranks(size: int, *, slot_bytes: int = SLOT_BYTES, spin: float = 200e-6) -> I
     """All of them; `with` closes everything."""
     made = create_memory(size, slot_bytes)
     memories = [made, *(open_memory(made.offer, size) for _ in range(size - 1))]
-    made.close_door()
+    made.close_descriptor()
     sleepers = [PollSleeper() for _ in range(size)]
     nodes = [Progress(sleeper, [], spin=spin) for sleeper in sleepers]
-    nudges = [node.wake for node in nodes]
-    arenas = [SharedRegion(node, memories[number], number, Members(), nudges) for number, node in enumerate(nodes)]
+    wakes = [node.wake for node in nodes]
+    regions = [SharedRegion(node, memories[number], number, Members(), wakes) for number, node in enumerate(nodes)]
     try:
-        yield [Rank(number, arenas[number], node) for number, node in enumerate(nodes)]
+        yield [Rank(number, regions[number], node) for number, node in enumerate(nodes)]
     finally:
-        for arena in arenas:
-            arena.close()
+        for shared_region in regions:
+            shared_region.close()
         for node, sleeper in zip(nodes, sleepers, strict=True):
             node.close()
             sleeper.close()

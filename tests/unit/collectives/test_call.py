@@ -2,7 +2,8 @@ import threading
 from typing import Any
 
 from nexar.collectives.call import Call, RegionCall
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.shared_region_layout import ABORTED
 from tests.unit.collectives.posting import LOCK, Posted
 
@@ -14,15 +15,15 @@ def make_call(count: int) -> tuple[RegionCall, list[tuple[int, Any, bool]], list
     asked: list[tuple[int, Any, bool]] = []
     posted: list[Posted] = []
 
-    def turn(slip: int, announcement: Any, spin: bool) -> Posted:
-        asked.append((slip, announcement, spin))
+    def turn(order_number: int, announcement: Any, spin: bool) -> Posted:
+        asked.append((order_number, announcement, spin))
         posted.append(Posted())
         return posted[-1]
 
     return RegionCall(Call(LOCK, 4, REDUCE), REDUCE, 20, (turn,) * count), asked, posted
 
 
-def test_turns_are_taken_in_order_with_slips_in_a_row() -> None:
+def test_the_lock_is_taken_in_the_order_of_the_order_numbers() -> None:
     call, asked, posted = make_call(2)
     call.spin = True
     assert [call.post_next(), call.post_next()] == posted
@@ -40,7 +41,7 @@ def test_who_gives_up_cancels_the_turn_that_was_taken_and_takes_no_part_in_those
     assert asked[1:] == [(21, ABORTED, False), (22, ABORTED, False)]
 
 
-def test_a_call_without_turns_gives_up_nothing() -> None:
+def test_a_call_without_an_order_number_gives_up_nothing() -> None:
     call, asked, _ = make_call(0)
     call.abort()
     assert asked == []
@@ -64,7 +65,7 @@ def test_each_step_is_progress() -> None:
     assert entry.moved_at >= entry.began
 
 
-def test_cancelling_the_alarm_of_a_call_does_not_end_the_call() -> None:
+def test_cancelling_the_cancel_token_of_a_call_does_not_end_the_call() -> None:
     entry = make_entry()
     entry.cancel()
     assert not entry.done

@@ -1,4 +1,4 @@
-"""The journals of several ranks, without a transport.
+"""The call logs of several ranks, without a transport.
 
 Calls that take a number and mostly need no more, beside ranks that make the same call the usual way.
 """
@@ -14,7 +14,8 @@ from nexar.arrays.operators import ReduceCode
 from nexar.collectives.call import Call
 from nexar.collectives.call_log import CallLog
 from nexar.collectives.call_notices import ABORTED_KEPT
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, rooted
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
 from nexar.errors import (
     BufferMismatch,
     Cancelled,
@@ -75,10 +76,10 @@ def test_no_number_is_given_twice_whoever_calls() -> None:
 # -- mismatch -----------------------------------------------------------------------------------------------
 
 
-def test_who_sees_a_difference_tells_everybody_and_all_raise_who_did_what() -> None:
+def test_who_sees_a_difference_notifies_everybody_and_all_raise_who_did_what() -> None:
     world = World(4, RING)
     entries = [world[rank].call_log.begin(BROADCAST if rank == 1 else ALL_REDUCE) for rank in range(4)]
-    world[0].hears(1, 0, BROADCAST)
+    world[0].receives(1, 0, BROADCAST)
     world.deliver()
     for rank, entry in enumerate(entries):
         error = world[rank].call_log.end(entry, Cancelled())
@@ -93,12 +94,12 @@ def test_who_sees_a_difference_tells_everybody_and_all_raise_who_did_what() -> N
 def test_a_difference_is_passed_on_once() -> None:
     world = World(4, RING)
     begin_all(world)
-    world[0].hears(1, 0, BROADCAST)
-    world[2].hears(1, 0, BROADCAST)
+    world[0].receives(1, 0, BROADCAST)
+    world[2].receives(1, 0, BROADCAST)
     world.deliver()
-    told = [(source, dest) for source, dest, message in world.said if isinstance(message, CallMismatch)]
-    assert len(told) == len(set(told)) <= 8
-    assert {dest for _, dest in told} >= {1, 3}
+    reported = [(source, dest) for source, dest, message in world.said if isinstance(message, CallMismatch)]
+    assert len(reported) == len(set(reported)) <= 8
+    assert {dest for _, dest in reported} >= {1, 3}
 
 
 def test_a_rank_that_had_returned_raises_at_its_next_call_and_at_every_later_one() -> None:
@@ -106,7 +107,7 @@ def test_a_rank_that_had_returned_raises_at_its_next_call_and_at_every_later_one
     done = world[0].call_log.begin(BROADCAST)
     world[0].call_log.end(done)
     entry = world[1].call_log.begin(ALL_REDUCE)
-    world[1].hears(0, 0, BROADCAST)
+    world[1].receives(0, 0, BROADCAST)
     world.deliver()
     assert isinstance(world[1].call_log.end(entry, Cancelled()), CollectiveMismatch)
     for rank in (0, 1, 0):
@@ -115,18 +116,18 @@ def test_a_rank_that_had_returned_raises_at_its_next_call_and_at_every_later_one
         assert raised.value.ranks == [1 - rank]
 
 
-def test_a_frame_that_comes_after_the_call_returned_still_tells() -> None:
+def test_a_frame_that_comes_after_the_call_returned_is_still_reported() -> None:
     world = World(2)
     world[0].call_log.end(world[0].call_log.begin(BROADCAST))
     entry = world[1].call_log.begin(ALL_REDUCE)
-    assert not world[0].hears(1, 0, ALL_REDUCE)
+    assert not world[0].receives(1, 0, ALL_REDUCE)
     world.deliver()
     assert isinstance(entry.error, CollectiveMismatch)
 
 
 def test_a_frame_that_came_before_the_call_makes_it_raise() -> None:
     world = World(3)
-    world[0].hears(1, 0, LONGER)
+    world[0].receives(1, 0, LONGER)
     entry = world[0].call_log.begin(ALL_REDUCE)
     error = world[0].call_log.end(entry, entry.error)
     assert isinstance(error, CollectiveMismatch)
@@ -146,13 +147,13 @@ def test_a_rank_that_has_not_come_yet_says_so() -> None:
 def test_calls_in_flight_before_the_one_that_differs_go_on() -> None:
     world = World(2)
     earlier, later = begin_all(world)[0], begin_all(world)[0]
-    world[0].hears(1, 1, LONGER)
+    world[0].receives(1, 1, LONGER)
     assert later.error is not None
     assert earlier.error is None
     assert world[0].call_log.end(earlier) is None
 
 
-def test_what_two_would_never_tell_each_other_by_frames_they_declare() -> None:
+def test_what_two_ranks_would_never_exchange_as_frames_they_declare() -> None:
     world = World(2)
     entries = [
         world[rank].call_log.begin(BROADCAST._replace(root=rooted(1 - rank))) for rank in range(2)
@@ -215,8 +216,8 @@ def test_that_a_call_was_given_up_is_passed_on_once() -> None:
     world.deliver()
     for rank in (1, 3):
         world[rank].call_log.end(entries[rank], Cancelled())
-    told = [(source, dest) for source, dest, message in world.said if isinstance(message, CallAborted)]
-    assert len(told) == len(set(told)) <= 12
+    reported = [(source, dest) for source, dest, message in world.said if isinstance(message, CallAborted)]
+    assert len(reported) == len(set(reported)) <= 12
 
 
 def test_a_call_that_had_all_it_wanted_is_not_spoiled_by_who_gives_up() -> None:
@@ -228,7 +229,7 @@ def test_a_call_that_had_all_it_wanted_is_not_spoiled_by_who_gives_up() -> None:
     assert world[0].call_log.end(entries[0]) is None
 
 
-def test_a_link_that_is_lost_does_not_keep_the_others_from_being_told() -> None:
+def test_a_lost_link_does_not_keep_the_others_from_being_notified() -> None:
     world = World(3)
     entries = begin_all(world)
     world[0].lines[1].cut = True
@@ -269,7 +270,7 @@ def test_nothing_comes_after_the_close() -> None:
     assert entries[0].error is None
 
 
-def test_a_difference_that_was_seen_elsewhere_is_told_like_any_other() -> None:
+def test_a_difference_that_was_seen_elsewhere_is_reported_like_any_other() -> None:
     world = World(3)
     entries = begin_all(world)
     world[0].call_log.report_mismatch(entries[0].sequence, entries[0].fingerprint, 1, LONGER)
@@ -285,7 +286,7 @@ def test_calls_are_counted_recorded_and_compared() -> None:
     call_log = world[0].call_log
     for number in range(3):
         entry = call_log.begin(ALL_REDUCE)
-        world[0].hears(1, number, ALL_REDUCE)
+        world[0].receives(1, number, ALL_REDUCE)
         call_log.end(entry)
     call_log.end(call_log.begin(BROADCAST), Cancelled())
     stats = call_log.stats()
@@ -299,7 +300,7 @@ def test_calls_are_counted_recorded_and_compared() -> None:
     assert [(each.rank, each.times_last) for each in call_log.stragglers()] == [(1, 3), (0, 0)]
 
 
-def test_arrivals_may_be_told_by_who_knows_them() -> None:
+def test_arrivals_may_be_reported_by_who_knows_them() -> None:
     call_log = World(3)[0].call_log
     entry = call_log.begin(ALL_REDUCE)
     call_log.end(entry, arrivals={0: entry.began, 1: entry.began + 2.0, 2: entry.began + 1.0})
@@ -307,15 +308,15 @@ def test_arrivals_may_be_told_by_who_knows_them() -> None:
     assert call_log.stats()["waiting_for"] == pytest.approx({1: 2.0, 2: 1.0})
 
 
-def test_arrivals_that_are_told_and_those_seen_by_frames_count_together() -> None:
+def test_arrivals_that_are_reported_and_those_seen_by_frames_count_together() -> None:
     world = World(3)
     entry = world[0].call_log.begin(ALL_REDUCE)
-    world[0].hears(1, entry.sequence, ALL_REDUCE)
+    world[0].receives(1, entry.sequence, ALL_REDUCE)
     world[0].call_log.end(entry, arrivals={2: entry.began + 1.0})
     assert {each.rank for each in world[0].call_log.stragglers()} == {0, 1, 2}
 
 
-def test_a_journal_is_of_one_communicator() -> None:
+def test_a_call_log_belongs_to_one_communicator() -> None:
     world = World(2)
     entries = begin_all(world)
     world[0].notices.arrived(Line(world, 0, 1), CallAborted(4, 1, 0, 1, "another one"))
@@ -324,30 +325,30 @@ def test_a_journal_is_of_one_communicator() -> None:
     assert isinstance(world[0].call_log, CallLog)
 
 
-def test_who_wants_to_know_of_failures_is_told_of_each_that_leaves_a_call() -> None:
-    world, told = World(2), list[BaseException]()
-    world[0].call_log.on_failure = told.append
+def test_who_wants_to_know_of_failures_is_notified_each_that_leaves_a_call() -> None:
+    world, reported = World(2), list[BaseException]()
+    world[0].call_log.on_failure = reported.append
     entries = begin_all(world)
     error = PeerLost(rank=1, cause="x")
     assert world[0].call_log.end(entries[0], error) is error
-    assert told == [error]
-    world[0].hears(1, 1, BROADCAST)
+    assert reported == [error]
+    world[0].receives(1, 1, BROADCAST)
     world[0].call_log.end(world[0].call_log.begin(ALL_REDUCE), None)
-    assert isinstance(told[1], CollectiveMismatch)
+    assert isinstance(reported[1], CollectiveMismatch)
     with pytest.raises(CollectiveMismatch):
         world[0].call_log.begin(ALL_REDUCE)
-    assert len(told) == 3, "one that is refused at its beginning is told too"
+    assert len(reported) == 3, "one that is refused at its beginning is told too"
 
 
-def test_who_is_waited_for_in_vain_is_told_although_it_is_in_no_call() -> None:
-    world, told = World(3), list[BaseException]()
-    world[2].call_log.on_failure = told.append
-    world[1].call_log.on_failure = told.append
+def test_who_is_waited_for_in_vain_is_notified_although_it_is_in_no_call() -> None:
+    world, reported = World(3), list[BaseException]()
+    world[2].call_log.on_failure = reported.append
+    world[1].call_log.on_failure = reported.append
     entry = world[0].call_log.begin(ALL_REDUCE)
     timeout = late([AwaitedPeer(rank=2, missing="all_reduce #0")])
     world[0].call_log.end(entry, timeout)
     world.deliver()
-    (error,) = told
+    (error,) = reported
     assert isinstance(error, CollectiveTimeout)
     assert [peer.rank for peer in error.waiting_for] == [2]
 
@@ -398,7 +399,7 @@ def test_completed_does_not_fall_when_a_call_without_entry_ends_after_a_later_on
     assert call_log.completed == 1
 
 
-def test_a_difference_that_was_seen_before_a_call_is_adopted_is_what_it_raises_and_tells() -> None:
+def test_a_difference_that_was_seen_before_a_call_is_adopted_is_what_it_raises_and_reports() -> None:
     world = World(2)
     call_log = world[0].call_log
     sequence = call_log.take()

@@ -1,4 +1,4 @@
-"""A rank closes a communicator that others still use: what they hear, and when."""
+"""A rank closes a communicator that others still use: what they receive, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from nexar.collectives.call_notices import (
     timeout_caused_here,
     with_call_name,
 )
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.errors import (
     Cancelled,
     CollectiveTimeout,
@@ -37,7 +38,7 @@ from tests.unit.collectives.recorded_world import NODES, World
 BARRIER = Fingerprint(OperationCode.BARRIER)
 
 
-def told(world: World) -> list[tuple[int, int]]:
+def reported(world: World) -> list[tuple[int, int]]:
     return [(source, dest) for source, dest, message in world.said if isinstance(message, CallAborted)]
 
 
@@ -47,15 +48,15 @@ def leave(world: World, rank: int) -> None:
 
 
 def test_it_answers_that_a_call_is_done_or_will_never_be() -> None:
-    farewell = ClosingNotice(3, 1, 2, 5)
-    assert farewell.answer(ProgressQuery(3, 1, 4, 9)) == ProgressReply(3, 1, 9, 2, "done")
+    closing_notice = ClosingNotice(3, 1, 2, 5)
+    assert closing_notice.answer(ProgressQuery(3, 1, 4, 9)) == ProgressReply(3, 1, 9, 2, "done")
     for sequence in (5, 6):
-        assert farewell.answer(ProgressQuery(3, 1, sequence, 9)) == farewell.message
-    message = farewell.answer(ProgressQuery(3, 1, -1, 9))  # of no collective
+        assert closing_notice.answer(ProgressQuery(3, 1, sequence, 9)) == closing_notice.message
+    message = closing_notice.answer(ProgressQuery(3, 1, -1, 9))  # of no collective
     assert isinstance(message, ProgressReply)
     assert message.doing == "user code, which has closed this communicator"
-    assert farewell.message.closed
-    assert (farewell.message.sequence, farewell.message.rank) == (5, 2)
+    assert closing_notice.message.closed
+    assert (closing_notice.message.sequence, closing_notice.message.rank) == (5, 2)
 
 
 def test_where_all_close_after_the_same_call_nothing_is_said() -> None:
@@ -68,10 +69,10 @@ def test_where_all_close_after_the_same_call_nothing_is_said() -> None:
     assert world.said == []
 
 
-def test_who_waits_already_is_told_at_once_and_also_of_calls_to_come() -> None:
+def test_who_waits_already_is_notified_at_once_and_also_of_calls_to_come() -> None:
     world = World(3, pairs=[(0, 1), (1, 2)])
     waiting = [world[rank].call_log.begin(BARRIER) for rank in (1, 2)]
-    assert world[0].hears(1, 0, BARRIER)
+    assert world[0].receives(1, 0, BARRIER)
     leave(world, 0)
     world.deliver()  # to 2 through 1
     for entry in waiting:
@@ -82,10 +83,10 @@ def test_who_waits_already_is_told_at_once_and_also_of_calls_to_come() -> None:
         world[rank].call_log.end(entry, entry.error)
         assert world[rank].call_log.take() is None
         assert "barrier #1" in str(world[rank].call_log.begin(BARRIER).error)
-    assert len(told(world)) == len(set(told(world)))
+    assert len(reported(world)) == len(set(reported(world)))
 
 
-def test_who_comes_later_is_told_when_it_asks() -> None:
+def test_who_comes_later_is_notified_when_it_asks() -> None:
     world = World(2)
     leave(world, 0)
     entry = world[1].call_log.begin(BARRIER)
@@ -95,7 +96,7 @@ def test_who_comes_later_is_told_when_it_asks() -> None:
     assert isinstance(entry.error, Revoked)
 
 
-def test_who_asks_in_the_moment_between_is_told_too() -> None:
+def test_who_asks_in_the_moment_between_is_notified_too() -> None:
     world = World(2)
     world[0].call_log.leave()
     entry = world[1].call_log.begin(BARRIER)
@@ -117,7 +118,7 @@ def test_a_call_that_it_had_a_part_in_is_left_alone() -> None:
 
 def test_one_that_is_closed_already_says_nothing() -> None:
     world = World(2)
-    assert world[0].hears(1, 0, BARRIER)
+    assert world[0].receives(1, 0, BARRIER)
     world[0].call_log.close()
     leave(world, 0)
     assert world.said == []
@@ -135,7 +136,7 @@ def test_a_call_that_was_given_up_is_found_and_no_other() -> None:
     assert (given_up.find(3), given_up.find(5)) == (None, None)
 
 
-def test_the_first_word_about_a_call_stands() -> None:
+def test_the_first_report_about_a_call_stands() -> None:
     given_up = AbortedCalls()
     assert given_up.add(gave_up(4, rank=1))
     assert not given_up.add(gave_up(4, rank=2))
@@ -182,10 +183,12 @@ def rank_of(node: int) -> Rank | None:
     return node - 100 if node >= 100 else None
 
 
-def heard(error: BaseException) -> NexarError:
+def received(error: BaseException) -> NexarError:
     """What another rank raises."""
-    mishap = AbortReason(error, rank_of)
-    return error_of(CallAborted(0, 0, 7, 3, mishap.reason, mishap.timeout, mishap.culprits), ENTRY, known, 0)
+    abort_reason = AbortReason(error, rank_of)
+    return error_of(
+        CallAborted(0, 0, 7, 3, abort_reason.reason, abort_reason.timeout, abort_reason.culprits), ENTRY, known, 0
+    )
 
 
 def test_a_rank_that_has_closed_the_communicator_is_no_loss() -> None:
@@ -199,7 +202,7 @@ def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:
     peer = AwaitedPeer(
         rank=2, missing="scan #7", last_heard=4.0, last_operation="scan #6", current_operation="barrier #1"
     )
-    error = heard(OperationTimeout(operation="x", waiting_for=[peer, AwaitedPeer()], timeout=30.0))
+    error = received(OperationTimeout(operation="x", waiting_for=[peer, AwaitedPeer()], timeout=30.0))
     assert isinstance(error, CollectiveTimeout)
     assert (error.operation, error.sequence, error.timeout) == ("scan", 7, 30.0)
     assert list(error.waiting_for) == [
@@ -219,10 +222,10 @@ def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:
     "error", [PeerLost(rank=9, node=102, cause="it left"), LinkClosed(rank=9, node=102)], ids=["lost", "link closed"]
 )
 def test_who_is_lost_is_named_by_its_rank_here_whatever_its_link_calls_it(error: NexarError) -> None:
-    found = heard(error)
+    found = received(error)
     assert isinstance(found, PeerLost)
     assert (found.rank, found.node) == (2, 102)
-    assert isinstance(heard(LinkClosed(owner="the communicator")), Cancelled)
+    assert isinstance(received(LinkClosed(owner="the communicator")), Cancelled)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def test_who_is_blamed_reads_that_it_is_meant(missing: str, says: str) -> None:
 
 
 def test_a_lost_peer_is_lost_for_every_rank() -> None:
-    error = heard(PeerLost(rank=2, cause="its process died"))
+    error = received(PeerLost(rank=2, cause="its process died"))
     assert isinstance(error, PeerLost)
     assert (error.rank, error.node, error.operation) == (2, 102, "scan #7")
     assert "rank 3" in error.cause
@@ -251,7 +254,7 @@ def test_a_lost_peer_is_lost_for_every_rank() -> None:
     ],
 )
 def test_anything_else_is_cancelled_by_who_raised_it(fault: BaseException) -> None:
-    error = heard(fault)
+    error = received(fault)
     assert isinstance(error, Cancelled)
     assert (error.rank, error.operation) == (3, "scan #7")
     assert (str(fault) or "KeyboardInterrupt") in error.reason
@@ -265,13 +268,13 @@ class Mute(Exception):
 @pytest.mark.parametrize(
     ("fault", "says"), [(ValueError("caf\udce9"), r"caf\udce9"), (Mute(), "no text: its __str__ raised")]
 )
-def test_what_cannot_be_sent_as_it_is_is_told_otherwise(fault: Exception, says: str) -> None:
+def test_what_cannot_be_sent_as_it_is_is_reported_otherwise(fault: Exception, says: str) -> None:
     reason = AbortReason(fault, rank_of).reason
     assert says in reason
     assert reason.encode()
 
 
-def test_a_reason_is_not_told_at_any_length() -> None:
+def test_a_reason_is_not_reported_at_any_length() -> None:
     assert len(AbortReason(UsageError("x" * 1_000_000), rank_of).reason) == 1000
 
 
@@ -300,7 +303,7 @@ def test_a_part_that_another_rank_gave_up_is_named_as_the_call() -> None:
     assert with_call_name(mine, ENTRY) is mine
 
 
-def test_the_way_is_named_only_where_nothing_else_tells_the_calls_apart() -> None:
+def test_the_way_is_named_only_where_nothing_else_distinguishes_the_calls() -> None:
     ring = (*SCAN[:5], 15)
     error = mismatch_of(7, {0: SCAN, 1: ring}, 0)
     assert error.expected == "scan of float32[8], sum, by chain"
@@ -308,7 +311,7 @@ def test_the_way_is_named_only_where_nothing_else_tells_the_calls_apart() -> Non
     assert "by" not in mismatch_of(7, {0: SCAN, 1: REDUCE}, 0).found
 
 
-def test_who_was_waited_for_in_vain_can_tell_what_was_missing() -> None:
+def test_who_was_waited_for_in_vain_can_say_what_was_missing() -> None:
     notice = CallAborted(0, 0, 7, 3, "late", 30.0, (Blamed(1, "scan #7"), Blamed(2, "scan #7")))
     error = timeout_caused_here(notice, 2)
     assert list(error.waiting_for) == [AwaitedPeer(rank=2, missing="scan #7")]
@@ -332,7 +335,7 @@ def test_a_lost_link_keeps_nobody_else_from_hearing() -> None:
     assert [dest for _, dest, _ in world.said] == [2]
 
 
-def test_a_rank_is_known_by_its_node_and_by_when_it_was_heard() -> None:
+def test_a_rank_is_known_by_its_node_and_by_the_time_of_its_last_message() -> None:
     world = World(2)
     peer = NoticeSender(world[0]).known(1)
     assert (peer.rank, peer.node, peer.last_heard) == (1, NODES + 1, None)

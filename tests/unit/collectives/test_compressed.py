@@ -19,14 +19,16 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import Cancelled, CollectiveMismatch, NexarError, PeerMisbehaved, UsageError
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 SUM = reduction_of("sum")
 OURS = [TopK(0.1), RandomK(0.1), NoCompression(), FP8(), Int8()]
 
 
 def perform(comm: Communicator, brought: CompressedArguments) -> CompressedResult:
-    found: CompressedResult = comm._context.runner.run_blocking(all_reduce_compressed(comm._context, brought), PATIENCE)
+    found: CompressedResult = comm._context.runner.run_blocking(
+        all_reduce_compressed(comm._context, brought), EVENT_TIMEOUT
+    )
     return found
 
 
@@ -88,7 +90,7 @@ def test_more_memory_than_is_allowed_is_refused_on_every_rank_before_the_call_is
 
 
 class Odd(Compressor):
-    """Does what it is told to, and as much of it as is wrong."""
+    """Follows its script, mistakes included."""
 
     def __init__(self, size: int = 8, piece: Any = None, array: Any = None, *, linear: bool = False) -> None:
         self._size, self._piece, self._array = size, piece, array
@@ -120,7 +122,7 @@ class Odd(Compressor):
     ],
 )
 @pytest.mark.parametrize("feedback", [True, False])
-def test_a_compressor_that_breaks_its_contract_is_told_so(odd: Odd, says: str, feedback: bool) -> None:
+def test_a_compressor_that_breaks_its_contract_is_reported(odd: Odd, says: str, feedback: bool) -> None:
     residual = np.zeros(2) if feedback else None
     with local_communicators(1, Config()) as (comm,), pytest.raises(UsageError, match=says):
         perform(comm, CompressedArguments(np.ones(2), residual, odd, SUM))

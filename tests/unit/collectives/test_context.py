@@ -6,12 +6,13 @@ import pytest
 from nexar.arrays.operators import reduction_of
 from nexar.collectives.context import CallOptions, CollectiveContext, program_of
 from nexar.collectives.executor import Kernels
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
-from nexar.collectives.schedules.registry import Shape
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.schedules.algorithm import Shape
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import Cancelled, PeerLost, UsageError
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 F32 = np.dtype(np.float32)
 REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 3, 0, 1)
@@ -47,7 +48,7 @@ def test_calls_take_numbers_in_a_row_and_threads_never_the_same(pair: list[Colle
 
 
 def test_a_call_that_finds_the_shared_memory_closed_is_one_and_ends_at_once(pair: list[CollectiveContext]) -> None:
-    """Only what becomes of a call is told with what the communicator has come to; its beginning is not."""
+    """The outcome of a call is reported with the state of the communicator; its beginning is not."""
     lost = PeerLost(rank=1, cause="its process has ended")
 
     class Closed:
@@ -68,7 +69,7 @@ def test_a_schedule_borrows_memory_and_gives_it_back(pair: list[CollectiveContex
             work = np.full(3, assembly.group.rank + 1, np.float32)
             arithmetic = Kernels.of(reduction_of("sum"), F32)
             run = assembly.execute(call, "gather_fold", OperationCode.ALL_REDUCE, work, arithmetic=arithmetic)
-            assembly.runner.run_blocking(assembly.work(call, run), PATIENCE)
+            assembly.runner.run_blocking(assembly.work(call, run), EVENT_TIMEOUT)
             assert work.tolist() == [3] * 3
 
     on_every(pair, run)

@@ -16,7 +16,7 @@ from nexar.errors import (
     PeerMisbehaved,
     UsageError,
 )
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 @pytest.mark.parametrize("algorithm", ["dissemination", "two_phase"])
@@ -27,7 +27,7 @@ def test_nobody_leaves_before_everybody_has_come(size: int, algorithm: str) -> N
 
     def run(comm: Communicator) -> int:
         if comm.rank == size - 1:
-            others_came.wait(PATIENCE)
+            others_came.wait(EVENT_TIMEOUT)
         come.add(comm.rank)
         if len(come) == size - 1:
             others_came.set()
@@ -41,7 +41,7 @@ def test_nobody_leaves_before_everybody_has_come(size: int, algorithm: str) -> N
 
 
 @pytest.mark.parametrize("algorithm", ["dissemination", "two_phase"])
-def test_everybody_who_comes_in_vain_is_told_who_has_not_come(algorithm: str) -> None:
+def test_everybody_who_comes_in_vain_is_notified_who_has_not_come(algorithm: str) -> None:
     with local_communicators(4, Config()) as world:
         absent = 2
         named: dict[int, list[int | None]] = {}
@@ -64,9 +64,9 @@ def test_a_rank_that_leaves_ends_the_barrier_of_the_others_who_go_on() -> None:
                 comm.close()
                 return
             with pytest.raises(MembershipChanged) as raised:
-                comm.barrier(timeout=PATIENCE)
+                comm.barrier(timeout=EVENT_TIMEOUT)
             assert list(raised.value.lost) == [1]
-            raised.value.communicator.barrier(timeout=PATIENCE)
+            raised.value.communicator.barrier(timeout=EVENT_TIMEOUT)
 
         on_every(world, run)
 
@@ -80,7 +80,7 @@ def test_a_rank_that_leaves_ends_the_barrier_of_the_others_for_good_under_the_ma
                 comm.close()
                 return
             with pytest.raises(NexarError) as raised:
-                comm.barrier(timeout=PATIENCE)
+                comm.barrier(timeout=EVENT_TIMEOUT)
             ends[comm.rank] = raised.value
             comm.close()
 

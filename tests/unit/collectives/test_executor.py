@@ -7,9 +7,10 @@ import pytest
 from nexar.arrays.operators import reduction_of
 from nexar.collectives.context import program_of
 from nexar.collectives.executor import PHASE, Kernels, RunContext, ScratchMemory, exchange, execute
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.schedule import Combine, LocalCopy, Range, RecvStep, SendStep, Step, compile_steps
-from nexar.collectives.schedules.registry import Shape
+from nexar.collectives.schedules.algorithm import Shape
 from nexar.errors import Cancelled, PeerLost, PeerMisbehaved
 from nexar.group import Group
 from nexar.links.messages import collective_tag

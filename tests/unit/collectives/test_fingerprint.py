@@ -6,16 +6,14 @@ from nexar.arrays.compression.sparse import TopK
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operators import ReduceCode
 from nexar.collectives.fingerprint import (
-    AlgorithmCode,
     Fingerprint,
-    OperationCode,
     algorithm_name,
     code_of_algorithm,
     counted,
     operation_name,
     rooted,
 )
-from nexar.collectives.schedules.registry import ALGORITHMS
+from nexar.collectives.operations import COLLECTIVES, AlgorithmCode, OperationCode
 from nexar.collectives.selection import SHARED_MEMORY, TWO_LEVEL
 
 FLOAT = code_of(np.dtype(np.float32))
@@ -37,11 +35,11 @@ FLOAT = code_of(np.dtype(np.float32))
         (Fingerprint(99, 77, 3, 0, 55), "collective 99 of dtype 77[3], op 55"),
     ],
 )
-def test_a_call_is_told_in_words(call: Fingerprint, words: str) -> None:
+def test_a_call_is_reported_as_text(call: Fingerprint, words: str) -> None:
     assert call.describe() == words
 
 
-def test_root_zero_is_told_from_no_root() -> None:
+def test_root_zero_is_distinguished_from_no_root() -> None:
     assert rooted(0) != Fingerprint(OperationCode.BARRIER).root
 
 
@@ -53,7 +51,7 @@ def test_every_operation_has_the_name_that_users_write() -> None:
     assert operation_name(200) == "collective 200"
 
 
-def test_unequal_counts_are_told_apart_by_a_digest_that_fits_its_field() -> None:
+def test_unequal_counts_are_distinguished_by_a_digest_that_fits_its_field() -> None:
     digests = {counted(counts) for counts in ([3, 1], [1, 3], [4, 0], [0, 4], [2, 2], [22], [])}
     assert len(digests) == 7
     assert all(0 <= digest < 1 << 31 for digest in digests)
@@ -61,15 +59,15 @@ def test_unequal_counts_are_told_apart_by_a_digest_that_fits_its_field() -> None
     assert call.describe() == f"reduce_scatter_v of float32[4], sum, counts of digest {counted([3, 1]):x}"
 
 
-def test_the_way_is_told_when_it_is_asked_for() -> None:
-    call = Fingerprint(OperationCode.SCAN, FLOAT, 4, way=code_of_algorithm("ring"))
+def test_the_way_is_reported_when_it_is_asked_for() -> None:
+    call = Fingerprint(OperationCode.SCAN, FLOAT, 4, algorithm_code=code_of_algorithm("ring"))
     assert call.describe() == "scan of float32[4]"
-    assert call.describe(way=True) == "scan of float32[4], by ring"
-    assert Fingerprint(OperationCode.SCAN).describe(way=True) == "scan"
+    assert call.describe(with_algorithm=True) == "scan of float32[4], by ring"
+    assert Fingerprint(OperationCode.SCAN).describe(with_algorithm=True) == "scan"
 
 
 def test_every_algorithm_has_a_number_of_its_own_that_fits_into_a_byte() -> None:
-    names = {SHARED_MEMORY, TWO_LEVEL, *(name for algorithms in ALGORITHMS.values() for name in algorithms)}
+    names = {SHARED_MEMORY, TWO_LEVEL, *(name for row in COLLECTIVES.values() for name in row.algorithms)}
     numbers = {code_of_algorithm(name) for name in names}
     assert len(numbers) == len(names) == len(AlgorithmCode)
     assert all(0 < number < 32 for number in numbers)
@@ -78,7 +76,7 @@ def test_every_algorithm_has_a_number_of_its_own_that_fits_into_a_byte() -> None
 
 def test_what_has_no_number_is_not_stated_and_what_is_not_known_is_named_by_its_number() -> None:
     assert code_of_algorithm("new_in_the_next_version") == 0
-    assert algorithm_name(30) == "way 30"
+    assert algorithm_name(30) == "algorithm 30"
 
 
 def test_what_was_asked_for_is_part_of_a_way() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from nexar.collectives import flight_recorder
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, code_of_algorithm
+from nexar.collectives.fingerprint import Fingerprint, code_of_algorithm
 from nexar.collectives.flight_recorder import (
     FORMAT,
     KEPT,
@@ -20,6 +20,7 @@ from nexar.collectives.flight_recorder import (
     make_dump,
     thread_stacks,
 )
+from nexar.collectives.operations import OperationCode
 from nexar.errors import Cancelled, CollectiveTimeout, MembershipChanged, NoQuorum, PeerLost
 from tests.unit.collectives.recorded_world import NODES, Rank, World
 
@@ -32,29 +33,34 @@ class Flight:
         self.call_log = rank.call_log
 
 
-def test_a_dump_tells_who_wrote_it_and_what_it_did() -> None:
+def test_a_dump_reports_who_wrote_it_and_what_it_did() -> None:
     world = World(2)
     call_log = world[0].call_log
     call_log.end(call_log.begin(ALL_REDUCE))
     call_log.end(call_log.begin(ALL_REDUCE), PeerLost(rank=1, cause="x"))
     flying = call_log.begin(Fingerprint(OperationCode.BARRIER))
     flying.moved()
-    world[0].hears(1, 2, Fingerprint(OperationCode.BARRIER))
+    world[0].receives(1, 2, Fingerprint(OperationCode.BARRIER))
     dump = make_dump([Flight(world[0])], "somebody asked")
     assert (dump.reason, dump.cluster, dump.rank, dump.host) == ("somebody asked", "test", 0, "host-0")
     assert (dump.node, dump.pid, dump.epoch) == (f"{NODES:016x}", os.getpid(), 1)
-    (seat,) = dump.communicators
-    assert (seat.communicator, seat.generation, seat.rank, seat.size) == (3, 1, 0, 2)
-    well, badly = seat.last_calls
+    (communicator_state,) = dump.communicators
+    assert (
+        communicator_state.communicator,
+        communicator_state.generation,
+        communicator_state.rank,
+        communicator_state.size,
+    ) == (3, 1, 0, 2)
+    well, badly = communicator_state.last_calls
     assert (well.sequence, well.what, well.outcome) == (0, "all_reduce of float32[8], sum, by ring", "")
     assert (badly.sequence, badly.operation, badly.outcome) == (1, "all_reduce", "PeerLost")
     assert well.ended_ago is not None
     assert badly.ended_ago is not None
     assert well.began_ago >= well.ended_ago >= badly.ended_ago >= 0
-    (call,) = seat.in_flight
+    (call,) = communicator_state.in_flight
     assert (call.sequence, call.operation, call.step, call.ended_ago) == (2, "barrier", 1, None)
     assert call.moved_ago is not None
-    (peer,) = seat.peers
+    (peer,) = communicator_state.peers
     assert (peer.rank, peer.node, peer.host) == (1, f"{NODES + 1:016x}", "host-1")
     assert peer.heard_ago is not None
     assert dump.threads[0].at.startswith("test_flight_recorder.py:")
@@ -133,7 +139,7 @@ def test_each_kind_of_error_leaves_one_for_each_communicator(tmp_path: Path) -> 
     assert [dump.reason.partition(":")[0] for dump in dumps_in(tmp_path)] == ["PeerLost", "NoQuorum"]
 
 
-def test_the_change_that_follows_a_loss_is_the_same_mishap(tmp_path: Path) -> None:
+def test_the_change_that_follows_a_loss_has_the_same_abort_reason(tmp_path: Path) -> None:
     change = MembershipChanged(communicator=None, lost={1: "it died"}, joined=(), completed_by_all=None)
     first, second = recorder(World(2), tmp_path), recorder(World(2), tmp_path)
     first.failed(PeerLost(rank=1, cause="it died"))

@@ -12,10 +12,10 @@ from nexar.collectives.reductions import TwoLevel, host_shares
 from nexar.config import Config
 
 
-def assembly(hosts: tuple[tuple[int, ...], ...], rank: int, arena: Any = None) -> CollectiveContext:
+def assembly(hosts: tuple[tuple[int, ...], ...], rank: int, shared_region: Any = None) -> CollectiveContext:
     mine = next(ranks for ranks in hosts if rank in ranks)
     group = SimpleNamespace(rank=rank, local_ranks=mine, size=sum(map(len, hosts)))
-    facts = SimpleNamespace(hosts=hosts, group=group, index=mine.index(rank), region=arena, config=Config())
+    facts = SimpleNamespace(hosts=hosts, group=group, index=mine.index(rank), region=shared_region, config=Config())
     return cast(CollectiveContext, facts)
 
 
@@ -35,8 +35,8 @@ def test_shares_tile_the_array_and_are_the_same_for_all_carriers_of_an_index(
         assert spans[:carriers] == host_shares(assembly(hosts, hosts[0][0]), count)[:carriers]
 
 
-class Told:
-    """An arena that only notes what it is asked for."""
+class RecordingRegion:
+    """A shared region that only notes what it is asked for."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -50,19 +50,19 @@ class Told:
 
 def asked(array: NDArray[Any]) -> list[Any]:
     """What an average of two hosts with two ranks each asks of the memory of one of them."""
-    arena = Told()
-    first, second = TwoLevel(assembly(((0, 1), (2, 3)), 1, arena), array, reduction_of("avg")).region_steps
+    shared_region = RecordingRegion()
+    first, second = TwoLevel(assembly(((0, 1), (2, 3)), 1, shared_region), array, reduction_of("avg")).region_steps
     about = cast(Any, (0, None))
     first(8, about, False)
     second(9, about, False)
-    return arena.calls
+    return shared_region.calls
 
 
 def test_a_host_adds_up_for_its_carriers_and_hands_out_what_they_bring_back() -> None:
     """An average is divided once, after the network: on the way it is a sum."""
     array = np.arange(5.0)
-    (slip, whole, share, spans, reduction, fold), gathered = asked(array)
-    assert (slip, gathered[0]) == (8, 9)
+    (order_number, whole, share, spans, reduction, fold), gathered = asked(array)
+    assert (order_number, gathered[0]) == (8, 9)
     assert whole is array
     assert share.tolist() == [3.0, 4.0]
     assert np.shares_memory(share, array)

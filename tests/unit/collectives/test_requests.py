@@ -7,7 +7,8 @@ import pytest
 
 from nexar.collectives.call import Call, RegionCall
 from nexar.collectives.call_log import CallLog
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.requests import BackgroundCall, CallRunner, PendingCollective
 from nexar.collectives.shared_region import SharedRegion
 from nexar.errors import Cancelled, CollectiveTimeout, OperationTimeout, PeerLost
@@ -28,10 +29,10 @@ class Scene:
         self.local_ranks = (0, 1)
         self.waits = list(waits)
         self.said: list[Any] = []
-        self.progress_inquiry = self  # its journal's
+        self.progress_inquiry = self  # its call log's
         self.runner = CallRunner(cast(Group, self), cast(CallLog, self), cast(SharedRegion, region))
 
-    def wait(self, operations: Sequence[Any], deadline: float, alarm: Any = None, *, keep: bool = False) -> None:
+    def wait(self, operations: Sequence[Any], deadline: float, abort_signal: Any = None, *, keep: bool = False) -> None:
         assert keep
         outcome = self.waits.pop(0)
         if outcome is not None:
@@ -58,18 +59,18 @@ class Scene:
         return 1e9
 
     def run_blocking(self, run: Any, entry: Call | None = None) -> tuple[Any, list[Any]]:
-        """Its result or error, and what its end was told."""
-        told: list[Any] = []
+        """Its result or error, and the arguments of its end."""
+        reported: list[Any] = []
 
         def end(error: BaseException | None) -> BaseException | None:
-            told.append(error)
+            reported.append(error)
             return error
 
         call = None if entry is None else RegionCall(entry, REDUCE)
         try:
-            return self.runner.run_blocking(PendingCollective(run, call, end), 30.0), told
+            return self.runner.run_blocking(PendingCollective(run, call, end), 30.0), reported
         except Exception as error:  # noqa: BLE001
-            return error, told
+            return error, reported
 
 
 def waiting(*posted: Posted) -> Any:
@@ -98,18 +99,18 @@ def test_it_waits_for_what_is_not_done_and_gives_the_result() -> None:
 
 def test_an_error_ends_it_once_and_is_raised() -> None:
     scene = Scene(ValueError("first"))
-    error, told = scene.run_blocking(waiting(Posted()))
+    error, reported = scene.run_blocking(waiting(Posted()))
     assert isinstance(error, ValueError)
-    assert told == [error]
+    assert reported == [error]
 
 
 def test_a_call_that_was_over_before_it_began_never_runs() -> None:
     over = entry()
     with LOCK:
         over.finish(Cancelled(rank=1))
-    error, told = Scene().run_blocking(waiting(Posted()), over)
+    error, reported = Scene().run_blocking(waiting(Posted()), over)
     assert isinstance(error, Cancelled)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_who_waits_says_what_for_before_its_deadline_and_asks_at_the_deadline() -> None:
@@ -167,14 +168,14 @@ class Later:
 
 
 class Ends:
-    """What `end` was told."""
+    """The arguments of `end`."""
 
     def __init__(self, instead: BaseException | None = None) -> None:
-        self.told: list[BaseException | None] = []
+        self.reported: list[BaseException | None] = []
         self.instead = instead
 
     def __call__(self, error: BaseException | None) -> BaseException | None:
-        self.told.append(error)
+        self.reported.append(error)
         return self.instead or error
 
 
@@ -194,7 +195,7 @@ def test_a_run_that_never_waits_is_done_when_it_is_started() -> None:
     running, later = start(waiting_work(), ends)
     assert running.done
     assert running.result() == "result"
-    assert ends.told == [None]
+    assert ends.reported == [None]
     assert not later.tasks
 
 
@@ -209,7 +210,7 @@ def test_legs_run_when_what_they_wait_for_is_done_and_by_who_drives() -> None:
     posted[1].end()
     later.go_on()
     assert running.result() == "result"
-    assert ends.told == [None]
+    assert ends.reported == [None]
 
 
 def test_a_leg_goes_on_at_once_over_what_is_done_already() -> None:
@@ -236,7 +237,7 @@ def test_the_first_failure_ends_it_and_what_end_returns_is_raised() -> None:
     with pytest.raises(PeerLost):
         running.result()
     assert closed == [1]
-    assert isinstance(ends.told[0], ValueError)
+    assert isinstance(ends.reported[0], ValueError)
 
 
 def test_an_error_of_the_run_itself_ends_it() -> None:
@@ -283,7 +284,7 @@ def test_cancelling_closes_the_run_and_happens_once() -> None:
         running.result()
     posted.end()
     later.go_on()
-    assert len(ends.told) == 1
+    assert len(ends.reported) == 1
 
 
 def test_the_error_of_its_entry_ends_it_whatever_it_waits_for() -> None:
@@ -297,7 +298,7 @@ def test_the_error_of_its_entry_ends_it_whatever_it_waits_for() -> None:
         running.result()
 
 
-def test_a_call_that_a_rank_gave_up_ends_with_the_word_of_who_was_the_first() -> None:
+def test_a_call_that_a_rank_gave_up_ends_with_the_reason_of_the_first_rank() -> None:
     """Rank 1 gave up because rank 2 did, and shared memory shows rank 1 only."""
     entry, posted, ends = Call(LOCK, 3, REDUCE), Posted(), Ends()
     running, later = start(waiting_work(posted), ends, RegionCall(entry, REDUCE))
@@ -309,7 +310,7 @@ def test_a_call_that_a_rank_gave_up_ends_with_the_word_of_who_was_the_first() ->
     later.go_on()
     assert isinstance(running.error, Cancelled)
     assert running.error.rank == 2
-    assert len(ends.told) == 1
+    assert len(ends.reported) == 1
 
 
 def test_a_call_that_a_rank_gave_up_can_still_be_cancelled() -> None:

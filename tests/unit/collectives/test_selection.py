@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from nexar.collectives.fingerprint import OperationCode as Op
-from nexar.collectives.schedules.registry import algorithms_of
-from nexar.collectives.selection import Facts, allowed_algorithms, choose_algorithm
+from nexar.collectives.operations import Facts, algorithms_of
+from nexar.collectives.operations import OperationCode as Op
+from nexar.collectives.selection import allowed_algorithms, choose_algorithm
 from nexar.errors import UsageError
 
 KB, MB = 1024, 1024 * 1024

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from nexar.arrays.operators import reduction_of
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, rooted
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.shared_region_layout import ABORTED
 from nexar.errors import Cancelled, OperationTimeout, PeerLost, UsageError
 from tests.unit.collectives.region_ranks import Different, GivenUp, Rank, all_well, ranks, together
@@ -43,7 +44,7 @@ def test_a_barrier_ends_when_all_have_come() -> None:
             rank.wait(operation)
 
 
-def test_operations_run_in_the_order_of_their_slips_whatever_the_order_of_posting() -> None:
+def test_operations_run_in_the_order_of_their_order_numbers_whatever_the_order_of_posting() -> None:
     with ranks(2) as (left, right):
         first, second = left.region.reserve(2), 2
         a, b = np.array([1]), np.array([10])
@@ -95,9 +96,9 @@ def test_threads_of_one_rank_may_take_turns() -> None:
         def call(rank: Rank) -> None:
             for _ in range(100):
                 with order:
-                    slip = rank.region.reserve()
+                    order_number = rank.region.reserve()
                 array = ones()
-                rank.wait(rank.region.all_reduce(slip, array, SUM, spin=True))
+                rank.wait(rank.region.all_reduce(order_number, array, SUM, spin=True))
                 assert (array == 2).all()
 
         all_well(together([left, left, right, right], call))
@@ -140,7 +141,7 @@ def test_several_given_up_in_a_row_are_all_missed_by_who_comes_late() -> None:
         all_well(together([left, right], add))
 
 
-def test_one_that_is_cancelled_before_its_turn_keeps_its_slip() -> None:
+def test_one_that_is_cancelled_before_its_turn_keeps_its_order_number() -> None:
     with ranks(2, slot_bytes=SLOT) as (left, right):
         array, second = ones(), ones(LARGE)
         head = left.region.all_reduce(left.region.reserve(), array, SUM)
@@ -158,7 +159,7 @@ def test_one_that_is_cancelled_before_its_turn_keeps_its_slip() -> None:
         all_well(together([left, right], add))
 
 
-def test_a_slip_that_is_not_used_can_be_given_back() -> None:
+def test_an_order_number_that_is_not_used_can_be_given_back() -> None:
     with ranks(2) as (left, right):
         left.region.skip(left.region.reserve(), 1)
         with pytest.raises(GivenUp):
@@ -167,7 +168,7 @@ def test_a_slip_that_is_not_used_can_be_given_back() -> None:
 
 
 @pytest.mark.parametrize("count", [4, LARGE])
-def test_an_error_of_the_users_function_is_raised_where_it_happened_and_the_others_hear_of_it(count: int) -> None:
+def test_an_error_of_the_users_function_is_raised_where_it_happened_and_the_others_learn_of_it(count: int) -> None:
     def fail(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         if threading.current_thread().name == "culprit":
             raise ZeroDivisionError
@@ -190,7 +191,7 @@ def test_an_error_of_the_users_function_is_raised_where_it_happened_and_the_othe
 
 
 def test_who_gives_up_because_of_a_difference_does_not_hide_it_from_the_others() -> None:
-    """The first rank was told of the difference otherwise, so its mark is there before anybody says why."""
+    """The first rank was notified of the difference otherwise, so its mark is there before anybody says why."""
     elsewhere = Fingerprint(OperationCode.BROADCAST, 1, 3)
     with ranks(3) as (first, odd, last):
         for rank, fingerprint in ((first, REDUCE), (odd, elsewhere), (last, REDUCE)):
@@ -210,8 +211,8 @@ def test_a_difference_is_seen_by_every_rank_and_nothing_runs_any_more(spin: bool
         def call(rank: Rank) -> None:
             fingerprint = other if rank.number == 1 else REDUCE
             rank.region.announce(1, fingerprint)
-            slip, array = rank.region.reserve(), ones(counts[rank.number])
-            rank.wait(rank.region.all_reduce(slip, array, SUM, announcement=(1, fingerprint), spin=spin))
+            order_number, array = rank.region.reserve(), ones(counts[rank.number])
+            rank.wait(rank.region.all_reduce(order_number, array, SUM, announcement=(1, fingerprint), spin=spin))
 
         results = together(members, call)
         assert all(isinstance(result, Different) for result in results)
@@ -346,7 +347,7 @@ def test_nobody_sleeps_while_its_operation_can_begin_or_go_on() -> None:
         right.wait(theirs)
 
 
-def test_an_operation_that_is_announced_as_given_up_touches_no_slot_and_the_others_are_told() -> None:
+def test_an_operation_that_is_announced_as_given_up_touches_no_slot_and_the_others_are_notified() -> None:
     with ranks(2) as (left, right):
         array = np.full(4, 7)
         before = [row[0].copy() for row in left.region._queue.slots.of(np.dtype(np.uint8))]

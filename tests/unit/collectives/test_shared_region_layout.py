@@ -9,7 +9,8 @@ import pytest
 
 from nexar.arrays.operators import reduction_of
 from nexar.collectives import shared_region_layout
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, rooted
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.shared_region_layout import (
     RECORD_BYTES,
     SLOT_BYTES,
@@ -50,15 +51,15 @@ def test_what_one_writes_another_reads_and_no_name_is_left() -> None:
     opened.close()
 
 
-def test_another_process_can_open_it_until_the_door_is_closed() -> None:
+def test_another_process_can_open_it_until_it_is_unlinked() -> None:
     made = create_memory(2)
     script = (
         "import sys; from nexar.collectives.shared_region_layout import open_memory; "
         "open_memory(sys.argv[1], 2).close()"
     )
     subprocess.run([sys.executable, "-c", script, made.offer], check=True, timeout=60)
-    made.close_door()
-    made.close_door()
+    made.close_descriptor()
+    made.close_descriptor()
     with pytest.raises(FileNotFoundError):
         open_memory(made.offer, 2)
     made.close()
@@ -173,21 +174,27 @@ def test_each_record_is_its_ranks_own() -> None:
 
 def test_what_was_given_up_in_a_row_is_known_and_nothing_else() -> None:
     left, right = two()
-    for slip in (5, 6, 7):
-        left.give_up(slip)
-    assert [right.has_aborted(left.mine, slip) for slip in range(4, 9)] == [False, True, True, True, False]
-    left.give_up(9)
-    assert [right.has_aborted(left.mine, slip) for slip in range(7, 11)] == [False, False, True, False]
+    for order_number in (5, 6, 7):
+        left.mark_aborted(order_number)
+    assert [right.has_aborted(left.mine, order_number) for order_number in range(4, 9)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    left.mark_aborted(9)
+    assert [right.has_aborted(left.mine, order_number) for order_number in range(7, 11)] == [False, False, True, False]
 
 
 def test_the_row_is_empty_while_it_is_being_begun_anew() -> None:
     left, right = two()
-    left.give_up(5)
+    left.mark_aborted(5)
     left.words[left.mine + 1] = 9  # the first of the two stores
-    assert not any(right.has_aborted(left.mine, slip) for slip in range(4, 12))
+    assert not any(right.has_aborted(left.mine, order_number) for order_number in range(4, 12))
 
 
-def test_what_an_operation_is_taken_to_be_is_compared_and_told() -> None:
+def test_what_an_operation_is_taken_to_be_is_compared_and_reported() -> None:
     left, right = two()
     left.take(4, REDUCE)
     right.take(4, REDUCE)
@@ -202,14 +209,14 @@ def test_what_an_operation_is_taken_to_be_is_compared_and_told() -> None:
     assert not left.differs(right.mine, 6)
 
 
-def test_announcements_are_told_and_compared() -> None:
+def test_announcements_are_reported_and_compared() -> None:
     left, right = two()
     before = time.monotonic_ns()
     left.announce(0, REDUCE)
-    told = right.announced(left.mine, 0)
-    assert told is not None
-    assert told[0] == REDUCE
-    assert before <= told[1] <= time.monotonic_ns()
+    reported = right.announced(left.mine, 0)
+    assert reported is not None
+    assert reported[0] == REDUCE
+    assert before <= reported[1] <= time.monotonic_ns()
     assert right.disagreement(0) is None
     right.announce(0, BROADCAST)
     assert right.disagreement(0) == (0, REDUCE)

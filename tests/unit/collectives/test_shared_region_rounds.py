@@ -34,25 +34,25 @@ ONE = Fingerprint(2, 11, 2, 0, 1)
 
 
 class Stage:
-    """Rank 0 with its pace, and the words of rank 1."""
+    """Rank 0 with its round synchronisation, and the words of rank 1."""
 
     def __init__(self, memory: RegionMemory) -> None:
         self.lock = threading.Lock()
-        self.nudged = 0
+        self.woken = 0
         self.records, self.theirs = RegionRecords(memory.records(), 0, 2), RegionRecords(memory.records(), 1, 2)
         self.slots = RegionSlots(memory, 0)
-        self.pace = RoundSync(self.records, self.slots, [self.wake_peer, self.wake_peer])
+        self.round_sync = RoundSync(self.records, self.slots, [self.wake_peer, self.wake_peer])
 
     def wake_peer(self) -> None:
-        self.nudged += 1
+        self.woken += 1
 
     def publish(self, number: int) -> None:
         """By rank 1."""
         self.theirs.words[self.theirs.mine] = number
 
-    def begin(self, rounds: int, slip: int = 1) -> RegionOperation:
-        operation = RegionOperation(self, "test", slip, (1, ONE), (rounds, iter([None] * rounds)))
-        self.pace.begin(operation)
+    def begin(self, rounds: int, order_number: int = 1) -> RegionOperation:
+        operation = RegionOperation(self, "test", order_number, (1, ONE), (rounds, iter([None] * rounds)))
+        self.round_sync.begin(operation)
         return operation
 
     def cancel(self, operation: RegionOperation) -> None: ...
@@ -73,78 +73,78 @@ def stage() -> Iterator[Stage]:
 
 
 def test_an_operation_goes_from_round_to_round(stage: Stage) -> None:
-    operation, pace = stage.begin(2), stage.pace
+    operation, round_sync = stage.begin(2), stage.round_sync
     stage.theirs.take(1, ONE)
-    assert pace.reached(operation.wants)
-    assert not pace.step(operation)
-    assert not pace.reached(operation.wants)
-    assert pace.missing(operation.wants) == 1
+    assert round_sync.reached(operation.wants)
+    assert not round_sync.step(operation)
+    assert not round_sync.reached(operation.wants)
+    assert round_sync.missing(operation.wants) == 1
     stage.publish(1)
-    assert not pace.step(operation)
+    assert not round_sync.step(operation)
     stage.publish(2)
-    assert pace.missing(operation.wants) is None
-    assert pace.step(operation)
-    assert pace.round == stage.records.words[stage.records.mine] == 2
+    assert round_sync.missing(operation.wants) is None
+    assert round_sync.step(operation)
+    assert round_sync.round == stage.records.words[stage.records.mine] == 2
 
 
-def test_only_who_may_wait_for_a_round_is_nudged(stage: Stage) -> None:
-    stage.pace.publish(1)
-    assert stage.nudged == 0
+def test_only_who_may_wait_for_a_round_is_woken(stage: Stage) -> None:
+    stage.round_sync.publish(1)
+    assert stage.woken == 0
     stage.publish(2)
-    stage.pace.publish(2)
-    assert stage.nudged == 1
+    stage.round_sync.publish(2)
+    assert stage.woken == 1
 
 
 def test_who_gave_up_or_means_something_else_is_found(stage: Stage) -> None:
-    operation, pace = stage.begin(1), stage.pace
-    pace.step(operation)
+    operation, round_sync = stage.begin(1), stage.round_sync
+    round_sync.step(operation)
     stage.theirs.take(1, ONE._replace(dtype=4))
     stage.publish(1)
     with pytest.raises(FingerprintDiffers) as different:
-        pace.step(operation)
+        round_sync.step(operation)
     assert different.value.index == 1
-    assert pace.deserter(1) is None
-    stage.theirs.give_up(1)
+    assert round_sync.aborted_rank(1) is None
+    stage.theirs.mark_aborted(1)
     with pytest.raises(RankAborted) as gone:
-        pace.step(operation)
+        round_sync.step(operation)
     assert gone.value.index == 1
-    assert pace.deserter(1) == 1
-    assert not pace.waits(operation)
+    assert round_sync.aborted_rank(1) == 1
+    assert not round_sync.waits(operation)
 
 
 def test_after_giving_up_the_next_waits_for_all_to_have_left(stage: Stage) -> None:
-    operation, pace = stage.begin(5), stage.pace
-    pace.step(operation)
-    pace.give_up(operation)
-    assert stage.nudged == 1
-    assert not pace.settled
+    operation, round_sync = stage.begin(5), stage.round_sync
+    round_sync.step(operation)
+    round_sync.abort(operation)
+    assert stage.woken == 1
+    assert not round_sync.settled
     assert stage.theirs.has_aborted(stage.records.mine, 1)
-    following = stage.begin(1, slip=2)
-    assert not pace.reached(following.wants)
-    assert pace.waits(following)
+    following = stage.begin(1, order_number=2)
+    assert not round_sync.reached(following.wants)
+    assert round_sync.waits(following)
     stage.publish(5)
-    assert not pace.step(following)
-    assert pace.settled
-    assert pace.round == 6
+    assert not round_sync.step(following)
+    assert round_sync.settled
+    assert round_sync.round == 6
 
 
 def test_a_wrong_number_of_rounds_is_our_bug(stage: Stage) -> None:
     operation = stage.begin(1)
     operation.rounds = 2
     stage.theirs.take(1, ONE)
-    stage.pace.step(operation)
+    stage.round_sync.step(operation)
     stage.publish(1)
     with pytest.raises(InternalError, match="1 rounds, not 2"):
-        stage.pace.step(operation)
+        stage.round_sync.step(operation)
 
 
 def test_spinning_ends_in_time_or_when_there_is_nothing_to_wait_for(stage: Stage) -> None:
     begin = time.monotonic()
-    assert not stage.pace.spin(1, 0.001, lambda: False)
-    assert not stage.pace.spin(1, 30.0, lambda: True)
+    assert not stage.round_sync.spin(1, 0.001, lambda: False)
+    assert not stage.round_sync.spin(1, 30.0, lambda: True)
     assert time.monotonic() - begin < 10
     stage.publish(1)
-    assert stage.pace.spin(1, 0.0, lambda: True)
+    assert stage.round_sync.spin(1, 0.0, lambda: True)
 
 
 def test_it_yields_sooner_where_that_helps_and_later_where_it_is_not_needed(
@@ -155,16 +155,16 @@ def test_it_yields_sooner_where_that_helps_and_later_where_it_is_not_needed(
     def yielded() -> None:
         stage.publish(number)
 
-    monkeypatch.setattr(shared_region_rounds, "_CROWDED", 30.0)
+    monkeypatch.setattr(shared_region_rounds, "_LONG_YIELD", 30.0)
     monkeypatch.setattr(os, "sched_yield", yielded)
-    before = stage.pace._patience
+    before = stage.round_sync._checks_before_yield
     for number in range(1, 20):
-        assert stage.pace.spin(number, 30.0, lambda: False)
-    least = stage.pace._patience
+        assert stage.round_sync.spin(number, 30.0, lambda: False)
+    least = stage.round_sync._checks_before_yield
     assert least < before
     for _ in range(5):
-        assert stage.pace.spin(number, 30.0, lambda: False)
-    assert stage.pace._patience > least
+        assert stage.round_sync.spin(number, 30.0, lambda: False)
+    assert stage.round_sync._checks_before_yield > least
 
 
 SLOT = 4096
@@ -333,20 +333,22 @@ def test_operations_of_all_kinds_follow_one_another(data: st.DataObject, size: i
     with ranks(size, slot_bytes=SLOT) as members:
 
         def all_of_them(rank: Rank) -> list[NDArray[Any]]:
-            arena, outs, operations = rank.region, [], []
+            shared_region, outs, operations = rank.region, [], []
             for kind, count in kinds:
-                array, slip = np.arange(count) + rank.number, arena.reserve()
+                array, order_number = np.arange(count) + rank.number, shared_region.reserve()
                 if kind == "r":
-                    operations.append(arena.all_reduce(slip, array, SUM))
+                    operations.append(shared_region.all_reduce(order_number, array, SUM))
                 elif kind == "b":
-                    operations.append(arena.broadcast(slip, array, size - 1))
+                    operations.append(shared_region.broadcast(order_number, array, size - 1))
                 elif kind == "g":
                     out = np.empty(count * size, np.int64)
                     spans = [Span(each * count, (each + 1) * count) for each in range(size)]
-                    operations.append(arena.all_gather(slip, array, out, spans))
+                    operations.append(shared_region.all_gather(order_number, array, out, spans))
                     array = out
                 else:
-                    operations.append(arena.reduce_scatter(slip, array, array[: len(array)], every(rank, count), SUM))
+                    operations.append(
+                        shared_region.reduce_scatter(order_number, array, array[: len(array)], every(rank, count), SUM)
+                    )
                 outs.append(array)
             rank.wait(*operations)
             return outs

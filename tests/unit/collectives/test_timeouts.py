@@ -9,7 +9,8 @@ from typing import Literal
 import pytest
 
 from nexar.collectives.call import Call
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.timeouts import InquiryAnswers, decide
 from nexar.errors import CollectiveTimeout, OperationTimeout, PeerLost
 from nexar.types import AwaitedPeer
@@ -40,15 +41,15 @@ def judge(*reports: tuple[int, ProgressReply], age: float = TIMEOUT) -> float | 
     return decide(entry(age), ASKED, dict(reports), now=NOW, timeout=TIMEOUT)
 
 
-def test_an_inquiry_is_done_when_all_who_were_asked_have_answered() -> None:
-    inquiry = InquiryAnswers(threading.Lock(), ASKED)
-    inquiry.answer(*report(1, "in"))
-    inquiry.answer(*report(5, "in"))
-    assert not inquiry.done
-    assert inquiry.awaited().rank == 2
-    inquiry.answer(*report(2, "in"))
-    assert inquiry.done
-    assert set(inquiry.reports) == {1, 2}
+def test_a_progress_query_is_done_when_all_who_were_asked_have_answered() -> None:
+    answers = InquiryAnswers(threading.Lock(), ASKED)
+    answers.answer(*report(1, "in"))
+    answers.answer(*report(5, "in"))
+    assert not answers.done
+    assert answers.awaited().rank == 2
+    answers.answer(*report(2, "in"))
+    assert answers.done
+    assert set(answers.reports) == {1, 2}
 
 
 def test_a_step_of_anybody_within_the_timeout_puts_the_deadline_off_until_it_is_that_old() -> None:
@@ -72,7 +73,7 @@ def test_those_who_have_not_come_or_do_not_answer_are_to_blame() -> None:
         AwaitedPeer(
             rank=1, missing="barrier #7", last_heard=0.0, last_operation="barrier #6", current_operation="user code"
         ),
-        AwaitedPeer(rank=2, missing="barrier #7 and any answer", last_heard=5.0),
+        AwaitedPeer(rank=2, missing="barrier #7, it did not answer", last_heard=5.0),
     )
 
 
@@ -129,9 +130,9 @@ def test_who_does_not_answer_is_named() -> None:
     entries = begin_all(world)
     for entry in entries:
         entry.moved_at -= 5.0
-    world[0].hears(2, 0, ALL_REDUCE)
+    world[0].receives(2, 0, ALL_REDUCE)
     world.deaf.add(2)
-    with pytest.raises(CollectiveTimeout, match=r"rank 2 .*missing all_reduce #0 and any answer, last heard"):
+    with pytest.raises(CollectiveTimeout, match=r"rank 2 .*missing all_reduce #0, it did not answer, last heard"):
         world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
 
 
@@ -160,7 +161,7 @@ def test_a_transfer_that_is_slow_puts_the_deadline_off_although_no_step_is_done(
         world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
 
 
-def test_whoever_knows_better_ends_the_inquiry() -> None:
+def test_whoever_knows_better_ends_the_progress_query() -> None:
     world = World(2)
     entries = begin_all(world)
     entries[0].moved_at -= 5.0
@@ -207,7 +208,7 @@ def test_a_message_that_does_not_come_is_explained_by_who_should_have_sent_it() 
     assert isinstance(one, AwaitedPeer)
     assert (one.last_operation, one.last_heard) == ("all_reduce #0", 0.0)
     assert (one.current_operation or "").startswith("all_reduce #1 for ")
-    assert str(two).startswith("rank 2, missing a send and any answer")
+    assert str(two).startswith("rank 2, missing a send, it did not answer")
     assert anybody == AwaitedPeer()
     assert (error.operation, error.timeout) == ("a receive", 5.0)
     assert world[0].call_log.progress_inquiry.explain(late(waited), 7.0).timeout == 7.0

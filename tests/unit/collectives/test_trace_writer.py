@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.trace_writer import TraceWriter, decode_trace_part
 from tests.unit.collectives.recorded_world import World
 

@@ -1,4 +1,4 @@
-"""What tests of one room share: worlds and lineages that end with the test.
+"""What tests of one room share: worlds and successors that end with the test.
 
 Lineages are closed twice, since closing is idempotent.
 """
@@ -17,7 +17,7 @@ from tests.unit.communicator.worlds import World
 
 
 @pytest.fixture
-def tell() -> Iterator[Callable[..., Story]]:
+def make_story() -> Iterator[Callable[..., Story]]:
     made: list[Story] = []
 
     def make(**settings: Any) -> Story:
@@ -31,8 +31,8 @@ def tell() -> Iterator[Callable[..., Story]]:
 
 
 @pytest.fixture
-def story(tell: Callable[..., Story]) -> Story:
-    return tell()
+def story(make_story: Callable[..., Story]) -> Story:
+    return make_story()
 
 
 @pytest.fixture

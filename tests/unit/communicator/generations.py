@@ -1,11 +1,11 @@
-"""Branches without links: what a lineage asks of a maker, an assembly and a group."""
+"""Generations without links: what Successors asks of a builder, a context and a group."""
 
 import threading
 from collections.abc import Callable
 from typing import Any, cast
 
 from nexar.cluster.membership import Membership
-from nexar.communicator.generation import ANYTHING, CompletedCalls, Generation
+from nexar.communicator.generation import UNCONSTRAINED, CompletedCalls, Generation
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError
 from tests.unit.communicator.scripted import membership
@@ -49,7 +49,7 @@ class FakeGroup:
         assert done.wait(20)
 
 
-class FakeAssembly:
+class FakeContext:
     """`completed`: the number of the last call that came to its end here."""
 
     def __init__(self, group: FakeGroup, completed: int) -> None:
@@ -62,16 +62,18 @@ class FakeAssembly:
         self.interruptions.append(error)
 
 
-def branch(nodes: list[int], *, epoch: int = 1, communicator: int = 0, me: int = 1, completed: int = -1) -> Generation:
+def generation(
+    nodes: list[int], *, epoch: int = 1, communicator: int = 0, me: int = 1, completed: int = -1
+) -> Generation:
     group = FakeGroup(membership(nodes, epoch), communicator, me)
-    return Generation(cast(Any, FakeAssembly(group, completed)), group.close)
+    return Generation(cast(Any, FakeContext(group, completed)), group.close)
 
 
 def interruptions(of: Generation) -> list[NexarError]:
     return cast(Any, of.context).interruptions  # type: ignore[no-any-return]
 
 
-class FakeMaker:
+class FakeBuilder:
     """Makes at once, unless a test holds it up or has it fail."""
 
     def __init__(self, me: int = 1, **settings: Any) -> None:
@@ -90,7 +92,7 @@ class FakeMaker:
         self.only: int | None = None
         """The one communicator that is held up, or fails; None: all are."""
         self.lost: list[int] = []
-        """Nodes of whom who waits for them is told."""
+        """Nodes of whom who waits for them is notified."""
 
     def lose(self, node: int, cause: str) -> None:
         self.lost.append(node)
@@ -114,7 +116,7 @@ class FakeMaker:
             raise group.error or LinkClosed(owner="a test")
         if meant and self.failures:
             raise self.failures.pop(0)
-        made = Generation(cast(Any, FakeAssembly(group, self.completed)), group.close)
+        made = Generation(cast(Any, FakeContext(group, self.completed)), group.close)
         self.made.append(made)
-        least = ANYTHING if completed is None else completed.number
+        least = UNCONSTRAINED if completed is None else completed.number
         return made, least if self.least is None else min(least, self.least)

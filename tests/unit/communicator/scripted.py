@@ -17,7 +17,7 @@ import numpy as np
 
 from nexar.cluster.membership import Member, Membership
 from nexar.errors import MembershipChanged
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 Needs = Callable[[int, int, int], range]
 """(rank, size, operation) → the ranks without whose part that operation does not end there."""
@@ -182,7 +182,9 @@ class Communicator:
             raise self._hit()
         ranks = range(self.size) if needed is None else needed
         with shared.changed:
-            assert shared.changed.wait_for(lambda: parts.keys() >= set(ranks), PATIENCE), f"stuck in {verb}: {parts}"
+            assert shared.changed.wait_for(lambda: parts.keys() >= set(ranks), EVENT_TIMEOUT), (
+                f"stuck in {verb}: {parts}"
+            )
         self._done += 1
         return [parts[rank][1] for rank in ranks]
 

@@ -1,4 +1,4 @@
-"""A lineage of one node without links, and what a test tells it."""
+"""Successors of one node without links, and the events that a test gives it."""
 
 from typing import Any, cast
 
@@ -7,22 +7,22 @@ from nexar.communicator.generation import Generation
 from nexar.communicator.successors import Successors
 from nexar.errors import Expelled, NexarError, Revoked
 from tests.unit.cluster.memory_mesh import soon
-from tests.unit.communicator.generations import FakeMaker
+from tests.unit.communicator.generations import FakeBuilder
 from tests.unit.communicator.scripted import membership
 
 PART = 7
 
 
 class Story:
-    """A lineage of node 1, in a world of three, and what it tells others."""
+    """Successors of node 1, in a world of three, and what it sends to others."""
 
     def __init__(self, **settings: Any) -> None:
-        self.builder = FakeMaker(**settings)
+        self.builder = FakeBuilder(**settings)
         self.world = membership([1, 2, 3], 1)
         self.successors = Successors(cast(Any, self.builder), self.world)
-        self.successors.wrap = lambda branch: ("communicator of", branch)
+        self.successors.wrap = lambda generation: ("communicator of", generation)
         self.missed: list[int] = []
-        self.successors.missed = lambda node, _: self.missed.append(node)
+        self.successors.report_unreachable = lambda node, _: self.missed.append(node)
         self.renewals: list[tuple[tuple[int, ...], int]] = []
         self.successors.renew = lambda which, epoch: self.renewals.append((which, epoch))
         self.opened: list[Generation] = []
@@ -47,7 +47,7 @@ class Story:
             **facts,
         )
         self.world = change.apply(self.world)
-        self.successors.changed(change, self.world)
+        self.successors.membership_adopted(change, self.world)
         return change
 
     def successor(self, of: Generation) -> Generation:
@@ -56,19 +56,21 @@ class Story:
         assert given is not None
         return cast(Generation, given[1])
 
-    def raised(self, branch: Generation, error: NexarError | None = None) -> BaseException:
+    def raised(self, generation: Generation, error: NexarError | None = None) -> BaseException:
         """What a call on it raises that was interrupted."""
-        return self.successors.resolve_error(branch, error or Revoked(communicator="0", reason="its members change"))
+        return self.successors.resolve_error(
+            generation, error or Revoked(communicator="0", reason="its members change")
+        )
 
 
 def _cause(node: int, *, quiet: bool) -> str:
     return "it left" if quiet else f"node {node} was killed"
 
 
-def expel(lineage: Successors, epoch: int, reason: str) -> None:
+def expel(all_successors: Successors, epoch: int, reason: str) -> None:
     """The others went on without it."""
-    lineage.end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
+    all_successors.end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
 
 
-def nodes(branch: Generation) -> list[int]:
-    return [member.node for member in branch.membership.members]
+def nodes(generation: Generation) -> list[int]:
+    return [member.node for member in generation.membership.members]

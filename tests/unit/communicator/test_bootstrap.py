@@ -7,12 +7,12 @@ import pytest
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.membership import WORLD, Member, Membership
 from nexar.communicator.bootstrap import StartBarrier, begin_world, catch_up, start_world
-from nexar.communicator.generation import NEWCOMER, NOTHING, CompletedCalls
+from nexar.communicator.generation import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
 from nexar.config import Config
 from nexar.errors import FormationTimeout, LinkClosed, NexarError, PeerLost
 from nexar.group import deadline_after
 from nexar.wire.join import Connected, JoinMessage, StartFailed
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 FIRST = Membership(b"c" * 16, 1, (Member(1, "host", bytes(32), {}),))
 LATER = replace(FIRST, epoch=4)
@@ -21,7 +21,7 @@ LOST = PeerLost(rank=2, node=3, cause="it was killed")
 
 
 class Script:
-    """A lineage in which making goes as it is written, once for each try."""
+    """Successors in which making goes as it is written, once for each try."""
 
     def __init__(self, *tries: NexarError | None, chosen: int = 4) -> None:
         self._tries = list(tries)
@@ -46,37 +46,37 @@ class Script:
 
 
 def begin(script: Script, membership: Membership = LATER, **settings: object) -> object:
-    presence = SimpleNamespace(successors=script, node=SimpleNamespace(config=Config(**settings)))
-    return begin_world(presence, membership, deadline_after(PATIENCE))  # type: ignore[arg-type]
+    runtime = SimpleNamespace(successors=script, node=SimpleNamespace(config=Config(**settings)))
+    return begin_world(runtime, membership, deadline_after(EVENT_TIMEOUT))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("again", "epoch", "asked"), [(True, 3, [((WORLD,), 0)]), (True, 1, []), (False, 3, [])], ids=str
 )
-def test_who_came_in_before_it_heard_so_begins_with_a_membership_that_is_new_to_all(
+def test_a_node_that_came_in_before_it_was_notified_begins_with_a_membership_that_is_new_to_all(
     again: bool, epoch: int, asked: list[object]
 ) -> None:
-    heard: list[object] = []
-    lineage = SimpleNamespace(renew=lambda *facts: heard.append(facts))
+    received: list[object] = []
+    all_successors = SimpleNamespace(renew=lambda *facts: received.append(facts))
     joined = SimpleNamespace(again=again, membership=replace(FIRST, epoch=epoch))
-    catch_up(SimpleNamespace(successors=lineage), joined)  # type: ignore[arg-type]
-    assert heard == asked
+    catch_up(SimpleNamespace(successors=all_successors), joined)  # type: ignore[arg-type]
+    assert received == asked
 
 
 def test_who_is_overtaken_by_a_change_begins_with_the_next_membership() -> None:
     script = Script(OVERTAKEN, None, chosen=5)
     assert begin(script) == "the world of epoch 5"
-    assert script.begun == [(4, NEWCOMER), (5, CompletedCalls(4, NOTHING))]
+    assert script.begun == [(4, NEW_MEMBER), (5, CompletedCalls(4, NONE_COMPLETED))]
 
 
 def test_a_joiner_that_loses_a_member_while_its_first_is_made_begins_without_it() -> None:
     script = Script(LOST, None, chosen=5)
     assert begin(script) == "the world of epoch 5"
-    assert script.begun == [(4, NEWCOMER), (5, CompletedCalls(4, NOTHING))]
+    assert script.begun == [(4, NEW_MEMBER), (5, CompletedCalls(4, NONE_COMPLETED))]
     assert script.needed == [(4, 3)], "it may have left of its own will: then nobody else asks for the next"
 
 
-def test_under_the_manual_policy_a_loss_is_told_and_being_overtaken_is_not() -> None:
+def test_under_the_manual_policy_a_loss_is_reported_and_being_overtaken_is_not() -> None:
     with pytest.raises(PeerLost):
         begin(Script(LOST, chosen=5), recovery_policy="manual")
     assert begin(Script(OVERTAKEN, None, chosen=5), recovery_policy="manual") == "the world of epoch 5"
@@ -92,15 +92,15 @@ def test_what_happened_is_raised_when_there_is_no_later_membership() -> None:
 
 
 class Starting:
-    """A lineage that makes the first communicator, or raises; and a seed that hears what the gate says."""
+    """Successors that make the first communicator, or raises; and a seed that receives what the gate says."""
 
     def __init__(self, outcome: Exception | None = None, answer: Callable[[StartBarrier], None] | None = None) -> None:
         self.said: list[JoinMessage] = []
         self.interrupted: list[NexarError] = []
         self._outcome, self._answer = outcome, answer
-        self.start_barrier = StartBarrier(THREE, 1, self.interrupted.append, self.hear)
+        self.start_barrier = StartBarrier(THREE, 1, self.interrupted.append, self.receive)
 
-    def hear(self, message: JoinMessage) -> bool:
+    def receive(self, message: JoinMessage) -> bool:
         self.said.append(message)
         if self._answer is not None:
             self._answer(self.start_barrier)
@@ -111,7 +111,7 @@ class Starting:
             raise self._outcome
         return "the first communicator"
 
-    def start(self, patience: float = PATIENCE) -> object:
+    def start(self, patience: float = EVENT_TIMEOUT) -> object:
         return start_world(self, THREE, self.start_barrier, deadline_after(patience))  # type: ignore[arg-type]
 
 
@@ -156,7 +156,7 @@ def test_what_the_seed_says_counts_more_than_the_interrupted_making() -> None:
     assert scene.said == []
 
 
-def test_a_seed_that_came_back_is_told_again_who_is_connected() -> None:
+def test_a_seed_that_came_back_is_notified_again_who_is_connected() -> None:
     answers = iter([StartBarrier.seed_back, StartBarrier.started])
 
     def answer(gate: StartBarrier) -> None:

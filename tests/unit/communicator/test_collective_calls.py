@@ -14,7 +14,7 @@ from nexar.communicator.collective_calls import _blocks, _rows
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 @pytest.fixture
@@ -136,7 +136,9 @@ def test_requests_write_when_they_are_done() -> None:
         def task(comm: Communicator) -> None:
             arrays, residuals = [np.arange(5.0) for _ in range(3)], [np.zeros(5) for _ in range(3)]
             pairs = list(zip(arrays, residuals, strict=True))
-            requests = [comm.start.all_reduce_compressed(x, TopK(0.4), residual=r, timeout=PATIENCE) for x, r in pairs]
+            requests = [
+                comm.start.all_reduce_compressed(x, TopK(0.4), residual=r, timeout=EVENT_TIMEOUT) for x, r in pairs
+            ]
             assert all(done is x for done, x in zip(nexar.wait_all(requests), arrays, strict=True))
             for x, residual in pairs:
                 assert x.tolist() == [0, 0, 0, 6, 8]
@@ -210,9 +212,9 @@ def test_a_call_that_raises_leaves_both_arrays_as_they_were(when: str, start: bo
             ended = "done"
             try:
                 if start:
-                    comm.start.all_reduce_compressed(x, compressor, residual=residual, timeout=PATIENCE).wait()
+                    comm.start.all_reduce_compressed(x, compressor, residual=residual, timeout=EVENT_TIMEOUT).wait()
                 else:
-                    comm.all_reduce_compressed(x, compressor, residual=residual, timeout=PATIENCE)
+                    comm.all_reduce_compressed(x, compressor, residual=residual, timeout=EVENT_TIMEOUT)
             except (ZeroDivisionError, Cancelled) as error:
                 ended = " ".join([type(error).__name__, *getattr(error, "__notes__", [])])
             assert x.tolist() == ([0, 0, 9, 12] if ended == "done" else [0, 1, 2, 3])
@@ -231,11 +233,11 @@ def test_who_is_cancelled_or_revoked_keeps_what_it_had() -> None:
         request = world[0].start.all_reduce_compressed(x, TopK(0.5), residual=residual)
         request.cancel()
         with pytest.raises(Cancelled):
-            request.wait(PATIENCE)
+            request.wait(EVENT_TIMEOUT)
         request = world[0].start.all_reduce_compressed(x, RandomK(0.5), residual=residual)
         on_every(world, lambda comm: comm.revoke())
         with pytest.raises((Revoked, Cancelled)):
-            request.wait(PATIENCE)
+            request.wait(EVENT_TIMEOUT)
         assert x.tolist() == [0, 1, 2, 3]
         assert residual.tolist() == [1] * 4
 
@@ -252,7 +254,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), DIFFERENT)
-def test_ranks_that_differ_are_told_who_called_what(arguments: dict[str, Any], says: str) -> None:
+def test_ranks_that_differ_are_notified_who_called_what(arguments: dict[str, Any], says: str) -> None:
     with local_communicators(3, Config()) as world:
 
         def task(comm: Communicator) -> CollectiveMismatch:
@@ -260,7 +262,7 @@ def test_ranks_that_differ_are_told_who_called_what(arguments: dict[str, Any], s
             given.update(arguments if comm.rank == 1 else {})
             before = {name: value.copy() for name, value in given.items() if isinstance(value, np.ndarray)}
             with pytest.raises(CollectiveMismatch, match=says) as raised:
-                [comm.all_reduce_compressed(**given, timeout=PATIENCE) for _ in range(2)]  # type: ignore[arg-type]
+                [comm.all_reduce_compressed(**given, timeout=EVENT_TIMEOUT) for _ in range(2)]  # type: ignore[arg-type]
             assert all((given[name] == value).all() for name, value in before.items())  # type: ignore[attr-defined]
             return raised.value
 

@@ -32,7 +32,7 @@ from nexar.errors import (
 )
 from nexar.group import Group
 from nexar.types import ANY_SOURCE, ANY_TAG
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 LARGE = 300_000  # elements: far more than travels whole
 
@@ -244,18 +244,18 @@ def raised_while_waiting(comm: Communicator, event: Callable[[], None]) -> Nexar
 
     def wait() -> None:
         try:
-            comm.recv(source=1, timeout=PATIENCE)
+            comm.recv(source=1, timeout=EVENT_TIMEOUT)
         except NexarError as error:
             raised.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     event()
-    waiting.join(PATIENCE / 2)
+    waiting.join(EVENT_TIMEOUT / 2)
     return raised[0]
 
 
-def test_the_peer_of_a_closed_rank_is_told_at_once() -> None:
+def test_the_peer_of_a_closed_rank_is_notified_at_once() -> None:
     with local_communicators(2, Config(recovery_policy="manual")) as pair:
         raised = raised_while_waiting(pair[0], pair[1].close)
     assert isinstance(raised, PeerLost)
@@ -268,7 +268,7 @@ def test_who_waits_for_a_rank_that_leaves_goes_on_with_the_others() -> None:
         assert isinstance(raised, MembershipChanged)
         assert raised.lost == {1: LEFT}
         with pytest.raises(MembershipChanged) as later:  # and every other call on the old one
-            world[2].recv(source=0, timeout=PATIENCE)
+            world[2].recv(source=0, timeout=EVENT_TIMEOUT)
         left = [raised.communicator, later.value.communicator]
         assert [(comm.rank, comm.size, comm.epoch) for comm in left] == [(0, 2, 2), (1, 2, 2)]
         assert on_every(left, lambda comm: comm.all_reduce(1)) == [2, 2]
@@ -291,7 +291,7 @@ def test_a_call_that_waits_while_its_communicator_is_closed_raises_at_once(pair:
 def test_ctrl_c_ends_a_receive_and_the_communicator_goes_on(pair: list[Communicator]) -> None:
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        pair[0].recv(source=1, timeout=PATIENCE)
+        pair[0].recv(source=1, timeout=EVENT_TIMEOUT)
     pair[1].send(2, dest=0)
     assert int(pair[0].recv(source=1)) == 2
 
@@ -312,7 +312,7 @@ def test_a_barrier_that_one_rank_never_reaches_times_out_and_names_a_rank() -> N
 def test_a_barrier_that_was_refused_does_not_count(pair: list[Communicator]) -> None:
     with pytest.raises(UsageError, match="leaves no time"):
         pair[0].barrier(timeout=0)
-    on_every(pair, lambda comm: comm.barrier(timeout=PATIENCE))
+    on_every(pair, lambda comm: comm.barrier(timeout=EVENT_TIMEOUT))
 
 
 def test_many_barriers_in_a_row_stay_in_step() -> None:
@@ -328,7 +328,7 @@ def test_many_barriers_in_a_row_stay_in_step() -> None:
         on_every(world, run)
 
 
-def test_ctrl_c_between_the_number_of_a_call_and_its_run_is_told_to_the_others(
+def test_ctrl_c_between_the_number_of_a_call_and_its_run_is_reported_to_the_others(
     pair: list[Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = CollectiveContext.begin
@@ -352,7 +352,7 @@ def test_ctrl_c_between_the_number_of_a_call_and_its_run_is_told_to_the_others(
     with pytest.raises(KeyboardInterrupt):
         pair[0].barrier()
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(EVENT_TIMEOUT)
     assert [str(error).partition(";")[0] for error in others] == [
         "barrier #0 was cancelled by rank 0: KeyboardInterrupt"
     ]
@@ -368,7 +368,7 @@ def test_what_pooled_buffers_saved_is_counted_by_their_size(pair: list[Communica
         for each in (small, large):
             assert np.array_equal(pair[1].recv(np.empty_like(each), 0, tag=3), each)
         for request in requests:
-            request.wait(PATIENCE)
+            request.wait(EVENT_TIMEOUT)
     buffers = pair[1].stats()["buffers"]
     assert buffers["tiers"][64 << 10] == {
         "size_bytes": 64 << 10, "hits": 3, "misses": 1, "free": 1, "kept": 256, "hit_rate": 0.75,

@@ -33,7 +33,7 @@ def pretend_waiting(comm: Communicator) -> None:
     comm._runtime.seed_reported_waiting((NOBODY,))
 
 
-def test_without_a_wish_it_is_none_and_nobody_is_asked_for_the_state(three: list[Communicator]) -> None:
+def test_without_a_request_there_is_none_and_nobody_is_asked_for_the_state(three: list[Communicator]) -> None:
     asked: list[str] = []
     assert checkpoints(three, lambda: asked.append("state")) == [None] * 3
     assert asked == []
@@ -87,7 +87,7 @@ def test_a_joiner_that_is_not_there_is_left_out_and_nothing_changes(three: list[
     assert on_every(three, lambda comm: comm.all_reduce(1)) == [3] * 3
 
 
-def test_all_hear_that_the_state_could_not_be_had(three: list[Communicator]) -> None:
+def test_all_learn_that_the_state_could_not_be_had(three: list[Communicator]) -> None:
     for comm in three:
         pretend_waiting(comm)
 
@@ -138,7 +138,7 @@ def _interrupt(_: Communicator) -> None:
         (Communicator.checkpoint, UsageError, "state() on rank 0 makes a call that waits for the other ranks"),
     ],
 )
-def test_all_hear_how_the_function_that_gives_the_state_ended(
+def test_all_learn_how_the_function_that_gives_the_state_ended(
     three: list[Communicator], does: Callable[[Communicator], object], raised: type[BaseException], said: str
 ) -> None:
     for comm in three:
@@ -181,7 +181,7 @@ def test_what_takes_too_long_has_the_name_and_the_time_that_the_user_gave(
     assert "object" not in str(late.value)
 
 
-def test_all_are_told_when_joiners_do_not_come(three: list[Communicator]) -> None:
+def test_all_are_notified_when_joiners_do_not_come(three: list[Communicator]) -> None:
     def attempt(comm: Communicator) -> str:
         with pytest.raises(OperationTimeout) as late:
             comm.grow(2, timeout=0.05)
@@ -198,7 +198,7 @@ def test_with_fewer_than_the_minimum_a_checkpoint_waits_for_joiners() -> None:
         alone.checkpoint(timeout=0.05)
 
 
-def test_who_waits_for_joiners_hears_at_once_that_a_member_was_lost(three: list[Communicator]) -> None:
+def test_who_waits_for_joiners_learns_at_once_that_a_member_was_lost(three: list[Communicator]) -> None:
     def attempt(comm: Communicator) -> NexarError:
         if comm.rank == 2:
             comm.__exit__(RuntimeError, RuntimeError("out of memory"), None)

@@ -9,7 +9,7 @@ import pytest
 from nexar.communicator import events
 from nexar.communicator.events import QUEUE_LENGTH, EventFeed, FailureEvent, FailureFeed, MembershipEvent, Subscription
 from nexar.errors import UsageError
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ async def collect(subscription: AsyncIterator[int], count: int = -1) -> list[int
     found: list[int] = []
     while len(found) != count:
         try:
-            found.append(await asyncio.wait_for(anext(subscription), PATIENCE))
+            found.append(await asyncio.wait_for(anext(subscription), EVENT_TIMEOUT))
         except StopAsyncIteration:
             break
     return found
@@ -69,7 +69,7 @@ def test_a_task_that_waits_is_woken_by_another_thread(feed: EventFeed[int]) -> N
     assert asyncio.run(listen()) == [1, 2]
 
 
-def test_a_task_that_waits_is_told_of_the_end(feed: EventFeed[int]) -> None:
+def test_a_task_that_waits_is_notified_of_the_end(feed: EventFeed[int]) -> None:
     async def listen() -> list[int]:
         listening = asyncio.create_task(collect(feed.subscribe()))
         await asyncio.sleep(0)
@@ -81,12 +81,12 @@ def test_a_task_that_waits_is_told_of_the_end(feed: EventFeed[int]) -> None:
 
 def test_a_task_that_nobody_else_holds_lives_while_it_waits(feed: EventFeed[int]) -> None:
     async def listen() -> list[int]:
-        heard: list[int] = []
+        received: list[int] = []
         done = asyncio.Event()
 
         async def one() -> None:
             async for number in feed.subscribe():
-                heard.append(number)
+                received.append(number)
                 break
             done.set()
 
@@ -94,8 +94,8 @@ def test_a_task_that_nobody_else_holds_lives_while_it_waits(feed: EventFeed[int]
         await asyncio.sleep(0)
         gc.collect()
         feed.publish(1)
-        await asyncio.wait_for(done.wait(), PATIENCE)
-        return heard
+        await asyncio.wait_for(done.wait(), EVENT_TIMEOUT)
+        return received
 
     assert asyncio.run(listen()) == [1]
 
@@ -165,18 +165,18 @@ def test_the_newest_are_kept_and_what_was_dropped_is_counted(feed: EventFeed[int
 
 
 def test_a_callback_gets_every_event_in_order_in_a_thread_of_ours(feed: EventFeed[int]) -> None:
-    heard: list[tuple[int, str]] = []
-    with feed.subscribe(lambda number: heard.append((number, threading.current_thread().name))):
+    received: list[tuple[int, str]] = []
+    with feed.subscribe(lambda number: received.append((number, threading.current_thread().name))):
         for number in range(100):
             feed.publish(number)
-        feed.close()  # what was published is told before
-    assert heard == [(number, "nexar-numbers") for number in range(100)]
+        feed.close()  # what was published is delivered before
+    assert received == [(number, "nexar-numbers") for number in range(100)]
 
 
 def test_what_a_callback_raises_is_logged_and_the_others_and_the_next_are_called(
     feed: EventFeed[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[int] = []
+    received: list[int] = []
     tried: list[int] = []
 
     def fail(number: int) -> None:
@@ -184,45 +184,45 @@ def test_what_a_callback_raises_is_logged_and_the_others_and_the_next_are_called
         raise ValueError(f"no {number}, please")
 
     feed.subscribe(fail)
-    feed.subscribe(heard.append)
+    feed.subscribe(received.append)
     feed.publish(1)
     feed.publish(2)
     feed.close()
-    assert (heard, tried) == ([1, 2], [1, 2])
+    assert (received, tried) == ([1, 2], [1, 2])
     assert "ValueError: no 1, please" in caplog.text
     assert "Traceback" in caplog.text
 
 
 def test_a_callback_that_blocks_holds_up_neither_the_publisher_nor_the_others(feed: EventFeed[int]) -> None:
-    free, heard = threading.Event(), threading.Event()
-    slow = feed.subscribe(lambda _: free.wait(PATIENCE))
-    feed.subscribe(lambda _: heard.set())
+    free, received = threading.Event(), threading.Event()
+    slow = feed.subscribe(lambda _: free.wait(EVENT_TIMEOUT))
+    feed.subscribe(lambda _: received.set())
     feed.publish(1)
-    assert heard.wait(PATIENCE)
+    assert received.wait(EVENT_TIMEOUT)
     free.set()
     slow.close()
 
 
-def test_a_closed_subscription_hears_nothing_more(feed: EventFeed[int]) -> None:
-    heard: list[int] = []
-    subscription = feed.subscribe(heard.append)
+def test_a_closed_subscription_receives_nothing_more(feed: EventFeed[int]) -> None:
+    received: list[int] = []
+    subscription = feed.subscribe(received.append)
     subscription.close()
     subscription.close()
     feed.publish(1)
     feed.close()
-    assert heard == []
+    assert received == []
     iterated = feed.subscribe()
     iterated.close()
     assert asyncio.run(collect(iterated)) == []
 
 
 def test_a_callback_may_close_its_own_subscription_and_the_feed(feed: EventFeed[int]) -> None:
-    heard: list[int] = []
+    received: list[int] = []
     ready = threading.Event()
 
     def once(number: int) -> None:
-        ready.wait(PATIENCE)
-        heard.append(number)
+        ready.wait(EVENT_TIMEOUT)
+        received.append(number)
         mine.close()
         feed.close()
 
@@ -231,8 +231,8 @@ def test_a_callback_may_close_its_own_subscription_and_the_feed(feed: EventFeed[
     feed.publish(2)
     ready.set()
     assert mine._thread is not None
-    mine._thread.join(PATIENCE)
-    assert heard == [1]
+    mine._thread.join(EVENT_TIMEOUT)
+    assert received == [1]
 
 
 def test_a_callback_that_never_returns_is_named_and_not_waited_for(
@@ -243,11 +243,11 @@ def test_a_callback_that_never_returns_is_named_and_not_waited_for(
 
     def hang(_: int) -> None:
         entered.set()
-        free.wait(PATIENCE)
+        free.wait(EVENT_TIMEOUT)
 
     feed.subscribe(hang)
     feed.publish(1)
-    assert entered.wait(PATIENCE)
+    assert entered.wait(EVENT_TIMEOUT)
     with caplog.at_level(logging.WARNING):
         feed.close()
     assert "hang" in caplog.text
@@ -260,7 +260,7 @@ def test_the_events_of_a_callback_cannot_be_iterated(feed: EventFeed[int]) -> No
 
 
 @pytest.mark.parametrize("callback", [None, print])
-def test_who_subscribes_to_a_closed_feed_hears_that_it_has_ended(feed: EventFeed[int], callback: object) -> None:
+def test_who_subscribes_to_a_closed_feed_learns_that_it_has_ended(feed: EventFeed[int], callback: object) -> None:
     feed.close()
     subscription = feed.subscribe(callback)  # type: ignore[arg-type]
     feed.publish(1)
@@ -269,14 +269,23 @@ def test_who_subscribes_to_a_closed_feed_hears_that_it_has_ended(feed: EventFeed
     subscription.close()
 
 
-def test_one_loss_is_told_once_until_who_was_lost_is_back() -> None:
-    failures, heard = FailureFeed("failures"), list[tuple[int, str]]()
-    told = [(5, "stuck"), (5, "lost"), (5, "lost"), (6, "left"), (6, "lost"), (5, "stuck"), (5, "back"), (5, "lost")]
-    with failures.subscribe(lambda event: heard.append((event.node, event.state))):
-        for node, state in told:
+def test_one_loss_is_reported_once_until_who_was_lost_is_back() -> None:
+    failures, received = FailureFeed("failures"), list[tuple[int, str]]()
+    reported = [
+        (5, "stuck"),
+        (5, "lost"),
+        (5, "lost"),
+        (6, "left"),
+        (6, "lost"),
+        (5, "stuck"),
+        (5, "back"),
+        (5, "lost"),
+    ]
+    with failures.subscribe(lambda event: received.append((event.node, event.state))):
+        for node, state in reported:
             failures.publish(FailureEvent(1, node, "a cause", state, 1))  # type: ignore[arg-type]
         failures.close()
-    assert heard == [(5, "stuck"), (5, "lost"), (6, "left"), (5, "back"), (5, "lost")]
+    assert received == [(5, "stuck"), (5, "lost"), (6, "left"), (5, "back"), (5, "lost")]
 
 
 def test_of_many_that_are_gone_the_newest_are_remembered() -> None:

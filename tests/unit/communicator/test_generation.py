@@ -1,6 +1,6 @@
 """One generation of one communicator: who comes next, and what those who are gone left behind.
 
-What becomes of a communicator: open until it is sealed, and told to everybody after.
+What becomes of a communicator: open until it is sealed, and everybody is notified after.
 
 Members of a new generation: nobody goes on before all have come, and all know how far all had come.
 """
@@ -16,10 +16,10 @@ from nexar.cluster.membership import WORLD, Change, Departure
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import (
-    ANYTHING,
-    NEWCOMER,
-    NOTHING,
+    NEW_MEMBER,
+    NONE_COMPLETED,
     SEQUENCE,
+    UNCONSTRAINED,
     CompletedCalls,
     Generation,
     GenerationBuilder,
@@ -33,8 +33,8 @@ from nexar.group import deadline_after
 from nexar.links.messages import collective_tag
 from nexar.links.sending import MessageHeader
 from nexar.wire.frame import Space
-from tests.ranks import PATIENCE, on_every
-from tests.unit.communicator.generations import Drive, branch, interruptions
+from tests.ranks import EVENT_TIMEOUT, on_every
+from tests.unit.communicator.generations import Drive, generation, interruptions
 from tests.unit.communicator.scripted import membership
 
 
@@ -57,7 +57,7 @@ def nodes(of: object) -> list[int] | None:
 
 
 def test_the_world_goes_on_as_the_membership_of_the_last_change_that_is_not_quiet() -> None:
-    world = branch([1, 2, 3])
+    world = generation([1, 2, 3])
     assert world.communicator == WORLD
     assert world.next_membership(membership([1, 2, 3], 1), []) is None
     changes = [Change(2, left=gone(2)), Change(3, joined=membership([4], 1).members), Change(4, renewed=(PART,))]
@@ -68,7 +68,7 @@ def test_the_world_goes_on_as_the_membership_of_the_last_change_that_is_not_quie
 @pytest.mark.parametrize("communicator", [WORLD, PART])
 def test_who_went_quietly_is_missed_only_when_something_else_gives_it_a_successor(communicator: int) -> None:
     """And so for all members, at whichever moment they look."""
-    comm = branch([1, 2, 3, 4], communicator=communicator)
+    comm = generation([1, 2, 3, 4], communicator=communicator)
     quiet = [Change(2, left=silent(4)), Change(3, left=silent(9))]
     assert comm.next_membership(membership([1, 2, 3], 3), quiet) is None
     changes = [*quiet, Change(4, renewed=(communicator,)), Change(5, left=silent(3)), Change(6, left=gone(9))]
@@ -78,25 +78,25 @@ def test_who_went_quietly_is_missed_only_when_something_else_gives_it_a_successo
 
 
 def test_who_went_quietly_so_long_ago_that_it_is_forgotten_is_still_gone() -> None:
-    part = branch([1, 2, 3, 4], communicator=PART)
+    part = generation([1, 2, 3, 4], communicator=PART)
     following = part.next_membership(membership([1, 3], 9), [Change(8, left=silent(2)), Change(9, renewed=(PART,))])
     assert nodes(following) == [1, 3]
 
 
 def test_a_part_that_lost_nobody_goes_on_as_it_is() -> None:
-    part = branch([1, 3], communicator=PART)
+    part = generation([1, 3], communicator=PART)
     assert part.next_membership(membership([1, 3, 4], 2), [Change(2, left=gone(2))]) is None
 
 
 def test_a_part_that_lost_a_member_goes_on_without_it_in_the_old_order() -> None:
-    part = branch([3, 1, 2], communicator=PART)
+    part = generation([3, 1, 2], communicator=PART)
     following = part.next_membership(membership([2, 3], 2), [Change(2, left=gone(1))])
     assert (nodes(following), following and following.epoch) == ([3, 2], 2)
 
 
 def test_of_several_changes_the_epoch_is_that_of_the_last_one_that_concerns_it() -> None:
     """So members that look at different moments come to the same answer."""
-    part = branch([1, 2, 3], communicator=PART)
+    part = generation([1, 2, 3], communicator=PART)
     changes = [
         Change(2, left=gone(4)),  # somebody else
         Change(3, left=gone(2)),
@@ -109,7 +109,7 @@ def test_of_several_changes_the_epoch_is_that_of_the_last_one_that_concerns_it()
 
 
 def test_several_losses_add_up_and_a_cut_between_who_is_gone_and_who_stays_is_no_further_step() -> None:
-    part = branch([1, 2, 3, 4], communicator=PART)
+    part = generation([1, 2, 3, 4], communicator=PART)
     changes = [Change(2, left=gone(2)), Change(3, severed=((2, 3),)), Change(4, left=gone(4))]
     following = part.next_membership(membership([1, 3], 4), changes)
     assert (nodes(following), following and following.epoch) == ([1, 3], 4)
@@ -118,25 +118,25 @@ def test_several_losses_add_up_and_a_cut_between_who_is_gone_and_who_stays_is_no
 
 
 def test_a_cut_between_two_of_its_members_gives_it_a_successor_of_the_same_members() -> None:
-    part = branch([1, 2, 3], communicator=PART)
+    part = generation([1, 2, 3], communicator=PART)
     following = part.next_membership(membership([1, 2, 3, 4], 2), [Change(2, severed=((2, 3),))])
     assert (nodes(following), following and following.epoch) == ([1, 2, 3], 2)
 
 
 def test_one_that_is_renewed_gets_a_successor_of_the_same_members() -> None:
-    part = branch([1, 2], communicator=PART)
+    part = generation([1, 2], communicator=PART)
     assert nodes(part.next_membership(membership([1, 2], 2), [Change(2, renewed=(PART,))])) == [1, 2]
     assert part.next_membership(membership([1, 2], 2), [Change(2, renewed=(8,))]) is None
 
 
 def test_what_was_chosen_before_it_was_made_does_not_concern_it() -> None:
-    part = branch([1, 2], epoch=4, communicator=PART)
+    part = generation([1, 2], epoch=4, communicator=PART)
     changes = [Change(3, left=gone(9)), Change(4, severed=((1, 2),))]
     assert part.next_membership(membership([1, 2], 4), changes) is None
 
 
-def test_why_members_are_gone_is_told_by_their_ranks_in_it() -> None:
-    part = branch([3, 1, 2], communicator=PART)
+def test_why_members_are_gone_is_reported_by_their_ranks_in_it() -> None:
+    part = generation([3, 1, 2], communicator=PART)
     changes = [Change(2, left=gone(2)), Change(3, left=gone(9, 3))]
     assert part.lost(changes) == {0: "cause of 3", 2: "cause of 2"}
     assert list(part.lost(changes)) == [0, 2]
@@ -146,7 +146,7 @@ def test_why_members_are_gone_is_told_by_their_ranks_in_it() -> None:
 
 
 def test_an_interruption_ends_every_call_with_what_was_given_or_that_its_members_change() -> None:
-    world = branch([1, 2])
+    world = generation([1, 2])
     assert not world.interrupted
     world.interrupt()
     assert world.interrupted
@@ -158,28 +158,28 @@ def test_an_interruption_ends_every_call_with_what_was_given_or_that_its_members
 
 
 def test_a_successor_has_the_functions_and_the_listeners_of_the_one_before() -> None:
-    heard: list[object] = []
+    received: list[object] = []
     came = threading.Event()
 
     def listen(event: object) -> None:
-        heard.append(event)
+        received.append(event)
         came.set()
 
-    old, new = branch([1, 2]), branch([1], epoch=2)
+    old, new = generation([1, 2]), generation([1], epoch=2)
     subscription = old.failures.subscribe(listen)
     new.inherit(old)
     assert new.registry is old.registry
     event = FailureEvent(0, 1, "a cause", "stuck", 2)
     new.failures.publish(event)
     assert came.wait(20)
-    assert heard == [event]
+    assert received == [event]
     subscription.close()
     new.end()
 
 
 def test_what_it_stands_on_is_freed_once() -> None:
     freed: list[str] = []
-    world = branch([1, 2])
+    world = generation([1, 2])
     made = Generation(world.context, lambda: freed.append("freed"))
     threads = [threading.Thread(target=made.close) for _ in range(4)]
     for thread in threads:
@@ -189,13 +189,13 @@ def test_what_it_stands_on_is_freed_once() -> None:
     assert freed == ["freed"]
 
 
-def test_where_there_is_no_successor_nothing_more_is_told_and_what_it_stands_on_is_free() -> None:
-    world = branch([1, 2])
-    heard: list[object] = []
-    world.memberships.subscribe(heard.append)
+def test_where_there_is_no_successor_nothing_more_is_reported_and_what_it_stands_on_is_free() -> None:
+    world = generation([1, 2])
+    received: list[object] = []
+    world.memberships.subscribe(received.append)
     world.end()
     world.memberships.publish("too late")  # type: ignore[arg-type]
-    assert heard == []
+    assert received == []
     assert world.group.closed.is_set()  # type: ignore[attr-defined]
 
 
@@ -203,7 +203,7 @@ def test_where_there_is_no_successor_nothing_more_is_told_and_what_it_stands_on_
 
 
 def test_what_takes_its_time_to_end_keeps_nobody_waiting_but_who_closes_the_heir() -> None:
-    old, heir = branch([1, 2, 3]), branch([1, 2], epoch=2)
+    old, heir = generation([1, 2, 3]), generation([1, 2], epoch=2)
     go, ended = threading.Event(), threading.Event()
     old.when_closed.append(lambda: go.wait(20) and ended.set())
     old.close_in_background(heir)
@@ -216,7 +216,7 @@ def test_what_takes_its_time_to_end_keeps_nobody_waiting_but_who_closes_the_heir
 
 
 def test_when_the_heir_is_closed_already_it_is_closed_here() -> None:
-    old, heir = branch([1, 2, 3]), branch([1, 2], epoch=2)
+    old, heir = generation([1, 2, 3]), generation([1, 2], epoch=2)
     heir.close()
     here: list[threading.Thread] = []
     old.when_closed.append(lambda: here.append(threading.current_thread()))
@@ -224,13 +224,13 @@ def test_when_the_heir_is_closed_already_it_is_closed_here() -> None:
     assert here == [threading.current_thread()]
 
 
-def fate() -> tuple[GenerationOutcome, Drive]:
+def result() -> tuple[GenerationOutcome, Drive]:
     drive = Drive()
     return GenerationOutcome(cast(Any, drive)), drive
 
 
 def test_while_it_is_open_nothing_is_raised() -> None:
-    open_one, _ = fate()
+    open_one, _ = result()
     open_one.check()
     open_one.cancel()  # who waits no longer changes nothing
     assert not open_one.done
@@ -239,7 +239,7 @@ def test_while_it_is_open_nothing_is_raised() -> None:
 
 
 def test_once_sealed_every_call_raises_its_own_copy() -> None:
-    sealed, drive = fate()
+    sealed, drive = result()
     error = NoQuorum(alive=[0], needed=2)
     sealed.resolve(error)
     for _ in range(2):
@@ -250,9 +250,9 @@ def test_once_sealed_every_call_raises_its_own_copy() -> None:
     assert drive.kicks  # who waits for it may sleep, and nothing else would wake it
 
 
-def test_a_later_word_replaces_an_earlier_one() -> None:
-    """Who has no quorum may still hear that the others went on."""
-    sealed, _ = fate()
+def test_a_later_message_replaces_an_earlier_one() -> None:
+    """Who has no quorum may still learn that the others went on."""
+    sealed, _ = result()
     sealed.resolve(NoQuorum(alive=[0], needed=2))
     sealed.resolve(MembershipChanged(communicator="the next one", lost={1: "gone"}, joined=(), completed_by_all=None))
     with pytest.raises(MembershipChanged) as raised:
@@ -260,14 +260,14 @@ def test_a_later_word_replaces_an_earlier_one() -> None:
     assert raised.value.communicator == "the next one"
 
 
-def test_who_waits_for_it_is_told() -> None:
-    awaited, _ = fate()
-    told = threading.Event()
+def test_who_waits_for_it_is_notified() -> None:
+    awaited, _ = result()
+    reported = threading.Event()
     with awaited.lock:
-        awaited.when_done(told.set)
-    assert not told.is_set()
+        awaited.when_done(reported.set)
+    assert not reported.is_set()
     awaited.resolve(NoQuorum(alive=[0], needed=2))
-    assert told.is_set()
+    assert reported.is_set()
     with pytest.raises(NoQuorum):
         awaited.result()
 
@@ -278,7 +278,7 @@ def pair() -> Iterator[list[Communicator]]:
         yield made
 
 
-def maker_of(comm: Communicator) -> GenerationBuilder:
+def builder_of(comm: Communicator) -> GenerationBuilder:
     return comm._runtime.successors._builder
 
 
@@ -290,13 +290,13 @@ def is_open(comm: Communicator) -> bool:
 
 
 def test_what_it_makes_is_independent_and_closed_alone(pair: list[Communicator]) -> None:
-    made = on_every(pair, lambda comm: maker_of(comm).make(comm.membership, 77, deadline_after(PATIENCE))[0])
+    made = on_every(pair, lambda comm: builder_of(comm).make(comm.membership, 77, deadline_after(EVENT_TIMEOUT))[0])
     assert [is_open(comm) for comm in pair] == [True, True]
-    branch = made[0]
-    assert (branch.communicator, branch.group.size) == (77, 2)
-    assert branch.context.call_log is not pair[0]._context.call_log
-    branch.close()
-    branch.close()
+    generation = made[0]
+    assert (generation.communicator, generation.group.size) == (77, 2)
+    assert generation.context.call_log is not pair[0]._context.call_log
+    generation.close()
+    generation.close()
     assert [is_open(comm) for comm in pair] == [False, True]
     made[1].close()
     assert on_every(pair, lambda comm: comm.all_reduce(1)) == [2, 2]
@@ -305,8 +305,8 @@ def test_what_it_makes_is_independent_and_closed_alone(pair: list[Communicator])
 def test_who_succeeds_another_one_learns_how_far_all_had_come(pair: list[Communicator]) -> None:
     made = on_every(
         pair,
-        lambda comm: maker_of(comm).make(
-            comm.membership, 77, deadline_after(PATIENCE), completed=CompletedCalls(1, 5 + comm.rank)
+        lambda comm: builder_of(comm).make(
+            comm.membership, 77, deadline_after(EVENT_TIMEOUT), completed=CompletedCalls(1, 5 + comm.rank)
         ),
     )
     assert [least for _, least in made] == [5, 5]
@@ -315,12 +315,12 @@ def test_who_succeeds_another_one_learns_how_far_all_had_come(pair: list[Communi
 
 
 def test_who_closes_the_group_meanwhile_ends_the_making_and_nothing_is_left(pair: list[Communicator]) -> None:
-    maker = maker_of(pair[0])
+    builder = builder_of(pair[0])
     with pytest.raises(LinkClosed):
-        maker.make(
+        builder.make(
             pair[0].membership,
             77,
-            deadline_after(PATIENCE),
+            deadline_after(EVENT_TIMEOUT),
             completed=CompletedCalls(1, 1),
             begun=lambda group: group.close(),
         )
@@ -334,28 +334,32 @@ def test_everybody_learns_the_least_whoever_has_it(size: int) -> None:
 
             def run(comm: Communicator, lowest: int = lowest) -> int:
                 mine = 3 if comm.rank == lowest else 10 + comm.rank
-                return exchange_completed(comm._group, CompletedCalls(1, mine), deadline_after(PATIENCE))
+                return exchange_completed(comm._group, CompletedCalls(1, mine), deadline_after(EVENT_TIMEOUT))
 
             assert on_every(world, run) == [3] * size
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "reported"),
     [
-        ([NEWCOMER, CompletedCalls(1, 7), NEWCOMER], 7),
-        ([NEWCOMER, CompletedCalls(1, NOTHING), NEWCOMER], NOTHING),
-        ([NEWCOMER] * 3, ANYTHING),
-        ([CompletedCalls(4, 7), CompletedCalls(4, 9), NEWCOMER], 7),
+        ([NEW_MEMBER, CompletedCalls(1, 7), NEW_MEMBER], 7),
+        ([NEW_MEMBER, CompletedCalls(1, NONE_COMPLETED), NEW_MEMBER], NONE_COMPLETED),
+        ([NEW_MEMBER] * 3, UNCONSTRAINED),
+        ([CompletedCalls(4, 7), CompletedCalls(4, 9), NEW_MEMBER], 7),
         (
             [CompletedCalls(3, 57), CompletedCalls(4, 0), CompletedCalls(3, 57)],
-            NOTHING,
+            NONE_COMPLETED,
         ),  # the second made what the others skipped
     ],
 )
-def test_who_was_not_there_and_who_comes_from_elsewhere_are_told_apart(said: list[CompletedCalls], told: int) -> None:
+def test_who_was_not_there_and_who_comes_from_elsewhere_are_distinguished(
+    said: list[CompletedCalls], reported: int
+) -> None:
     with local_communicators(3, Config()) as world:
-        found = on_every(world, lambda comm: exchange_completed(comm._group, said[comm.rank], deadline_after(PATIENCE)))
-    assert found == [told] * 3
+        found = on_every(
+            world, lambda comm: exchange_completed(comm._group, said[comm.rank], deadline_after(EVENT_TIMEOUT))
+        )
+    assert found == [reported] * 3
 
 
 def test_nobody_returns_before_everybody_has_come() -> None:
@@ -364,18 +368,18 @@ def test_nobody_returns_before_everybody_has_come() -> None:
 
     def run(comm: Communicator) -> int:
         if comm.rank == 4:
-            assert others_came.wait(PATIENCE)
+            assert others_came.wait(EVENT_TIMEOUT)
         come.add(comm.rank)
         if len(come) == 4:
             others_came.set()
-        exchange_completed(comm._group, CompletedCalls(1, 0), deadline_after(PATIENCE))
+        exchange_completed(comm._group, CompletedCalls(1, 0), deadline_after(EVENT_TIMEOUT))
         return len(come)
 
     with local_communicators(5, Config()) as world:
         assert on_every(world, run) == [5] * 5
 
 
-def test_who_waits_in_vain_is_told_for_whom() -> None:
+def test_who_waits_in_vain_learns_for_whom() -> None:
     with local_communicators(2, Config()) as (left, _):
         with pytest.raises(OperationTimeout) as raised:
             exchange_completed(left._group, CompletedCalls(1, 0), time.monotonic() + 0.05)
@@ -386,7 +390,7 @@ def test_who_says_something_that_is_no_number_is_named() -> None:
     with local_communicators(2, Config()) as (left, right):
         about = MessageHeader(space=Space.COLLECTIVE, sequence=SEQUENCE, step=0)
         assert collective_tag(SEQUENCE, 0) != collective_tag(SEQUENCE, 1)
-        right._group.post_send(0, memoryview(b"seven"), deadline_after(PATIENCE), about=about)
+        right._group.post_send(0, memoryview(b"seven"), deadline_after(EVENT_TIMEOUT), about=about)
         with pytest.raises(PeerMisbehaved, match="an invalid message while the communicator was made") as raised:
-            exchange_completed(left._group, CompletedCalls(1, 0), deadline_after(PATIENCE))
+            exchange_completed(left._group, CompletedCalls(1, 0), deadline_after(EVENT_TIMEOUT))
         assert raised.value.rank == 1

@@ -19,7 +19,7 @@ from nexar.communicator.local import LocalSeedVoter, local_communicators, local_
 from nexar.config import Config
 from nexar.errors import MembershipChanged, NexarError, PeerLost, Revoked, UsageError
 from nexar.wire.control import Accept, Accepted, BallotNumber, Message, Ping, Prepare, Promise, Rejected
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -27,9 +27,9 @@ def test_every_rank_reaches_every_other(size: int) -> None:
     def talk(comm: Communicator) -> set[int]:
         for dest in range(size):
             comm.send(comm.rank, dest=dest)
-        heard = {int(comm.recv()) for _ in range(size)}
+        received = {int(comm.recv()) for _ in range(size)}
         comm.barrier()
-        return heard
+        return received
 
     with local_communicators(size, Config()) as world:
         assert [comm.rank for comm in world] == list(range(size))
@@ -43,7 +43,7 @@ def test_a_large_world_opens_links_when_they_are_needed() -> None:
         on_every(world, Communicator.barrier)
 
 
-def test_two_worlds_do_not_hear_of_each_other() -> None:
+def test_two_worlds_do_not_learn_of_each_other() -> None:
     with local_communicators(2, Config()) as one, local_communicators(2, Config()) as other:
         one[0].send(1, dest=1)
         other[0].send(2, dest=1)
@@ -70,7 +70,7 @@ def test_when_one_rank_raises_out_of_its_block_the_others_raise_with_its_traceba
             if comm.rank == 1:
                 raise ZeroDivisionError("a step too far")
             with pytest.raises(MembershipChanged) as raised:
-                comm.recv(source=1, timeout=PATIENCE)
+                comm.recv(source=1, timeout=EVENT_TIMEOUT)
             assert list(raised.value.lost) == [1]
             assert "raise ZeroDivisionError" in raised.value.lost[1]
             assert "a step too far" in raised.value.lost[1]
@@ -91,7 +91,7 @@ def test_when_one_rank_raises_out_of_its_block_a_world_of_the_manual_policy_name
         with comm:
             if comm.rank == 1:
                 raise ZeroDivisionError("a step too far")
-            comm.recv(source=1, timeout=PATIENCE)
+            comm.recv(source=1, timeout=EVENT_TIMEOUT)
         return "went on"
 
     ends: list[BaseException] = []
@@ -111,7 +111,7 @@ def test_when_one_rank_raises_out_of_its_block_a_world_of_the_manual_policy_name
 def test_ctrl_c_ends_the_world_at_once() -> None:
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt), local_communicators(2, Config()) as world:
-        world[0].recv(source=1, timeout=PATIENCE)
+        world[0].recv(source=1, timeout=EVENT_TIMEOUT)
 
 
 def test_ten_worlds_leave_nothing_behind() -> None:
@@ -120,7 +120,7 @@ def test_ten_worlds_leave_nothing_behind() -> None:
             on_every(world, Communicator.barrier)
 
 
-def test_a_forked_child_is_told_to_make_its_own_and_the_parent_goes_on() -> None:
+def test_a_forked_child_is_asked_to_make_its_own_and_the_parent_goes_on() -> None:
     with local_communicators(2, Config()) as world:
         world[0].send(1, dest=1)
         child = os.fork()
@@ -155,14 +155,14 @@ def _used_after_fork(world: list[Communicator]) -> int:
 
 
 @pytest.mark.parametrize("closes_first", [False, True])
-def test_who_waits_in_a_part_that_a_rank_has_closed_is_told_who(closes_first: bool) -> None:
+def test_who_waits_in_a_part_that_a_rank_has_closed_is_notified_who(closes_first: bool) -> None:
     with local_communicators(3, Config()) as world:
         parts = on_every(world, lambda comm: comm.split(0))
 
         def wait(part: Communicator) -> Revoked:
-            with pytest.raises(Revoked, match=r"rank 0 has closed it and takes no part in barrier #1") as told:
-                part.barrier(timeout=4 * PATIENCE)
-            return told.value
+            with pytest.raises(Revoked, match=r"rank 0 has closed it and takes no part in barrier #1") as reported:
+                part.barrier(timeout=4 * EVENT_TIMEOUT)
+            return reported.value
 
         on_every(parts, Communicator.barrier)
         with ThreadPoolExecutor(2) as pool:
@@ -174,8 +174,8 @@ def test_who_waits_in_a_part_that_a_rank_has_closed_is_told_who(closes_first: bo
                 time.sleep(0)
             parts[0].close()
             for each in waiting:
-                told = each.result(2 * PATIENCE)
-                assert (told.rank, told.closed) == (0, True)
+                reported = each.result(2 * EVENT_TIMEOUT)
+                assert (reported.rank, reported.closed) == (0, True)
         assert on_every(world, lambda comm: comm.all_reduce(1)) == [3] * 3  # the others go on
 
 
@@ -197,7 +197,7 @@ BALLOT = BallotNumber(1, 1)
 
 
 def a_world() -> tuple[LocalSeedVoter, list[Message]]:
-    """Two members; what node 1 hears."""
+    """Two members; what node 1 receives."""
     members = tuple(Member(node, "here", bytes(32), {}) for node in (1, 2))
     return LocalSeedVoter(Membership("local", 1, members, seed=local_seed())), []
 
@@ -207,40 +207,40 @@ def change_without(node: int) -> bytes:
 
 
 def test_it_votes_for_who_goes_on_without_one_that_has_left() -> None:
-    witness, heard = a_world()
-    tell = witness.introduce(1, heard.append)
+    witness, received = a_world()
+    make_story = witness.introduce(1, received.append)
     witness.introduce(2, lambda _: None)
     witness.forget(2)
-    assert tell(Prepare(INSTANCE, BALLOT))
-    assert isinstance(heard.pop(), Promise)
-    tell(Accept(INSTANCE, BALLOT, change_without(2)))
-    assert heard == [Accepted(INSTANCE, BALLOT)]
+    assert make_story(Prepare(INSTANCE, BALLOT))
+    assert isinstance(received.pop(), Promise)
+    make_story(Accept(INSTANCE, BALLOT, change_without(2)))
+    assert received == [Accepted(INSTANCE, BALLOT)]
 
 
 def test_it_does_not_vote_for_the_removal_of_one_that_is_there() -> None:
-    witness, heard = a_world()
-    tell = witness.introduce(1, heard.append)
+    witness, received = a_world()
+    make_story = witness.introduce(1, received.append)
     witness.introduce(2, lambda _: None)
-    tell(Prepare(INSTANCE, BALLOT))
-    tell(Accept(INSTANCE, BALLOT, change_without(2)))
-    assert isinstance(heard[-1], Rejected)
-    assert heard[-1].reachable == (2,)
+    make_story(Prepare(INSTANCE, BALLOT))
+    make_story(Accept(INSTANCE, BALLOT, change_without(2)))
+    assert isinstance(received[-1], Rejected)
+    assert received[-1].reachable == (2,)
 
 
-def test_what_is_no_word_about_who_comes_next_is_passed_over() -> None:
-    witness, heard = a_world()
+def test_what_is_no_message_about_who_comes_next_is_passed_over() -> None:
+    witness, received = a_world()
     assert not isinstance(Ping(1), MembershipMessage)
-    assert witness.introduce(1, heard.append)(Ping(1))
-    assert heard == []
+    assert witness.introduce(1, received.append)(Ping(1))
+    assert received == []
 
 
-def test_nobody_hears_anything_who_has_left() -> None:
-    witness, heard = a_world()
-    tell = witness.introduce(1, heard.append)
+def test_a_member_that_has_left_receives_nothing() -> None:
+    witness, received = a_world()
+    make_story = witness.introduce(1, received.append)
     witness.forget(1)
     witness.forget(1)
-    tell(Prepare(INSTANCE, BALLOT))
-    assert heard == []
+    make_story(Prepare(INSTANCE, BALLOT))
+    assert received == []
 
 
 def test_each_world_has_a_seed_of_its_own() -> None:

@@ -21,7 +21,7 @@ from nexar.group import Group, deadline_after
 from nexar.links.messages import OBJECT, ObjectReceive, Receive
 from nexar.links.sending import MessageHeader
 from nexar.wire.frame import Space
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 ABOUT = MessageHeader(space=Space.TAGGED, tag=1, dtype=OBJECT)
 
@@ -68,7 +68,7 @@ def asked(group: Group) -> Receive:
 @pytest.mark.parametrize("sizes", [(), (0,), (5, 0, 7), (WHOLE_BYTES,), (WHOLE_BYTES, 1), (300_000, 0, 10, 400_000)])
 def test_pieces_arrive_as_they_were_sent(sizes: tuple[int, ...]) -> None:
     pieces = [memoryview(np.random.default_rng(size).bytes(size)) for size in sizes]
-    deadline = deadline_after(PATIENCE)
+    deadline = deadline_after(EVENT_TIMEOUT)
 
     def talk(comm: Communicator) -> list[bytes]:
         group = comm._group
@@ -84,7 +84,7 @@ def test_pieces_arrive_as_they_were_sent(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("row", [b"", b"x" * 40, bytes(flatten([memoryview(b"abc")]))])
 def test_a_first_part_that_is_none_is_the_senders_fault(row: bytes) -> None:
     """The last one says nothing of how much it is in all."""
-    deadline = deadline_after(PATIENCE)
+    deadline = deadline_after(EVENT_TIMEOUT)
     with local_communicators(2, Config()) as world:
         left, right = (comm._group for comm in world)
         left.wait((left.post_send(1, memoryview(row), deadline, about=ABOUT),), deadline)
@@ -94,7 +94,7 @@ def test_a_first_part_that_is_none_is_the_senders_fault(row: bytes) -> None:
 
 
 def test_a_message_for_which_there_is_no_memory_is_kept_for_the_next_receive() -> None:
-    deadline = deadline_after(PATIENCE)
+    deadline = deadline_after(EVENT_TIMEOUT)
 
     def refuse(sizes: tuple[int, ...]) -> list[memoryview]:
         raise MemoryError("no room")

@@ -31,7 +31,7 @@ from nexar.links.messages import OBJECT
 from nexar.links.sending import MessageHeader
 from nexar.types import ANY_TAG
 from nexar.wire.frame import Space
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 LARGE_BUFFER = 100_000
 
@@ -257,7 +257,7 @@ def groups() -> Iterator[list[Group]]:
 
 
 def soon() -> float:
-    return deadline_after(PATIENCE)
+    return deadline_after(EVENT_TIMEOUT)
 
 
 RUNS: dict[str, Callable[[Group], Run[Any]]] = {

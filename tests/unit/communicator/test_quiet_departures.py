@@ -139,21 +139,21 @@ class SlowWay:
 def test_what_it_sent_arrives_also_where_the_others_have_long_gone_on_without_it(four: list[Communicator]) -> None:
     leaver, slow = four[3], four[2]
     on_every(four, lambda comm: comm.barrier())
-    presence, gone = slow._runtime, leaver._runtime.node.id
-    link = presence.mesh.find(gone)
+    runtime, gone = slow._runtime, leaver._runtime.node.id
+    link = runtime.mesh.find(gone)
     assert link is not None
-    way = SlowWay(link, presence.node)
+    way = SlowWay(link, runtime.node)
     leaver.send(np.arange(8), 2, tag=5)
     closing = threading.Thread(target=leaver.close)
     closing.start()
     received = slow.start.recv(source=3, tag=5)
-    eventually(lambda: presence.is_gone(gone), "the world has moved on")
-    eventually(lambda: presence.mesh.quiet_leavers.has(gone), "its link is kept")
+    eventually(lambda: runtime.is_gone(gone), "the world has moved on")
+    eventually(lambda: runtime.mesh.quiet_leavers.has(gone), "its link is kept")
     assert not received.done()
     way.let_through()
     assert received.wait(20.0).tolist() == list(range(8))
     closing.join()
-    eventually(lambda: not presence.mesh.quiet_leavers.has(gone), "the end of its link")
+    eventually(lambda: not runtime.mesh.quiet_leavers.has(gone), "the end of its link")
     assert dict(changed(slow, lambda comm: comm.recv(source=3, tag=6)).lost) == {3: "it left"}
 
 
@@ -163,10 +163,10 @@ def test_nobody_waits_for_ever_for_what_who_has_closed_may_still_send(
     monkeypatch.setattr(peer_table, "LONGEST_CLOSE", 0.2)
     leaver, slow = four[3], four[2]
     on_every(four, lambda comm: comm.barrier())
-    presence, gone = slow._runtime, leaver._runtime.node.id
-    link = presence.mesh.find(gone)
+    runtime, gone = slow._runtime, leaver._runtime.node.id
+    link = runtime.mesh.find(gone)
     assert link is not None
-    SlowWay(link, presence.node)
+    SlowWay(link, runtime.node)
     closing = threading.Thread(target=leaver.close)
     closing.start()
     assert dict(changed(slow, lambda comm: comm.recv(source=3)).lost) == {3: "it left"}
@@ -205,7 +205,7 @@ def test_several_leave_one_after_another_and_the_last_goes_on(four: list[Communi
     assert change.communicator.all_reduce(5) == 5
 
 
-def test_under_the_manual_policy_who_needs_it_is_told_and_shrinks() -> None:
+def test_under_the_manual_policy_a_call_that_needs_it_raises_and_the_user_shrinks() -> None:
     with local_communicators(4, Config(recovery_policy="manual")) as four:
         leave(four[3], four[:3])
         errors = [raised(lambda comm=comm: comm.send(np.arange(3), 3)) for comm in four[:3]]
@@ -216,7 +216,7 @@ def test_under_the_manual_policy_who_needs_it_is_told_and_shrinks() -> None:
         assert on_every(successors, lambda comm: comm.all_reduce(1)) == [3, 3, 3]
 
 
-def test_health_tells_who_has_left(four: list[Communicator]) -> None:
+def test_health_reports_who_has_left(four: list[Communicator]) -> None:
     leave(four[3], four[:3])
     found = four[0].health()[3]
     assert (found.state, found.cause) == ("lost", "it left")
@@ -238,7 +238,7 @@ class Interrupting:
 
 
 @pytest.mark.parametrize("way", ["waited for", "started"])
-def test_a_death_between_the_door_of_a_verb_and_its_beginning_is_told_with_the_successor(
+def test_a_death_between_the_check_of_a_verb_and_its_beginning_is_reported_with_the_successor(
     four: list[Communicator], way: str
 ) -> None:
     dying = four[3]

@@ -25,7 +25,7 @@ from nexar.errors import (
     UsageError,
 )
 from nexar.wire.control import Chosen
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.communicator.worlds import World, raised
 
@@ -41,13 +41,13 @@ def test_health_names_everybody_and_says_of_itself_what_it_does(world: World) ->
     assert found[0].doing.startswith("barrier #0")
     assert found[1].state != "lost"
     ranks[1].barrier()
-    request.wait(PATIENCE)
+    request.wait(EVENT_TIMEOUT)
 
 
 def test_health_says_who_is_lost_and_why(world: World) -> None:
     ranks = world(3, recovery_policy="manual")
     ranks[2].close()
-    raised(lambda: ranks[0].recv(source=2, timeout=PATIENCE))
+    raised(lambda: ranks[0].recv(source=2, timeout=EVENT_TIMEOUT))
     eventually(lambda: ranks[0].health()[2].state == "lost", "it is known to be lost")
     assert ranks[0].health()[2].cause == "it left"
 
@@ -57,10 +57,10 @@ def test_membership_events_go_on_with_the_successors(world: World) -> None:
     steps: list[MembershipEvent] = []
     with ranks[0].membership_events(steps.append):
         ranks[2].close()
-        first = raised(lambda: ranks[0].recv(source=2, timeout=PATIENCE))
+        first = raised(lambda: ranks[0].recv(source=2, timeout=EVENT_TIMEOUT))
         assert isinstance(first, MembershipChanged)
         ranks[1].close()
-        second = raised(lambda: first.communicator.recv(source=1, timeout=PATIENCE))
+        second = raised(lambda: first.communicator.recv(source=1, timeout=EVENT_TIMEOUT))
         assert isinstance(second, MembershipChanged)
         eventually(lambda: len(steps) == 2, "two events")
     assert [(step.epoch, step.old_size, step.size) for step in steps] == [(2, 3, 2), (3, 2, 1)]
@@ -76,8 +76,8 @@ def test_under_the_manual_policy_survivors_shrink_and_go_on(world: World) -> Non
     survivors = [ranks[0], *ranks[2:]]
 
     def go_on(comm: Communicator) -> Communicator:
-        assert isinstance(raised(lambda: comm.recv(source=1, timeout=PATIENCE)), PeerLost)
-        return comm.shrink(timeout=PATIENCE)
+        assert isinstance(raised(lambda: comm.recv(source=1, timeout=EVENT_TIMEOUT)), PeerLost)
+        return comm.shrink(timeout=EVENT_TIMEOUT)
 
     following = on_every(survivors, go_on)
     assert [(comm.rank, comm.size) for comm in following] == [(0, 3), (1, 3), (2, 3)]
@@ -90,8 +90,8 @@ def test_after_a_revoke_the_same_members_go_on(world: World) -> None:
     ranks = world(3)
     ranks[2].revoke("the data is wrong")
     for comm in ranks:
-        assert isinstance(raised(lambda comm=comm: comm.recv(source=0, tag=9, timeout=PATIENCE)), Revoked)
-    following = on_every(ranks, lambda comm: comm.shrink(timeout=PATIENCE))
+        assert isinstance(raised(lambda comm=comm: comm.recv(source=0, tag=9, timeout=EVENT_TIMEOUT)), Revoked)
+    following = on_every(ranks, lambda comm: comm.shrink(timeout=EVENT_TIMEOUT))
     assert on_every(following, lambda comm: comm.all_reduce(1)) == [3] * 3
 
 
@@ -99,7 +99,7 @@ def test_a_part_shrinks_without_the_world(world: World) -> None:
     ranks = world(3, recovery_policy="manual")
     parts = on_every(ranks, lambda comm: comm.split(comm.rank % 2))
     even = [parts[0], parts[2]]
-    following = on_every(even, lambda comm: comm.shrink(timeout=PATIENCE))  # type: ignore[union-attr]
+    following = on_every(even, lambda comm: comm.shrink(timeout=EVENT_TIMEOUT))  # type: ignore[union-attr]
     assert [(comm.rank, comm.size, comm.id) for comm in following] == [(0, 2, even[0].id), (1, 2, even[0].id)]  # type: ignore[union-attr]
     assert on_every(following, lambda comm: comm.all_reduce(1)) == [2, 2]
 
@@ -117,15 +117,15 @@ def test_everybody_gets_the_same_of_the_values_that_were_brought(world: World) -
 
 def test_who_comes_late_gets_the_same_answer(world: World) -> None:
     ranks = world(3)
-    early = on_every(ranks[:2], lambda comm: comm.agree(comm.rank, timeout=PATIENCE))
+    early = on_every(ranks[:2], lambda comm: comm.agree(comm.rank, timeout=EVENT_TIMEOUT))
     assert early in ([0, 0], [1, 1])
-    assert ranks[2].agree("too late", timeout=PATIENCE) == early[0]
+    assert ranks[2].agree("too late", timeout=EVENT_TIMEOUT) == early[0]
 
 
 def test_a_majority_agrees_although_one_has_left(world: World) -> None:
     ranks = world(3)
     ranks[2].close()
-    agreed = on_every(ranks[:2], lambda comm: comm.agree(comm.rank, timeout=PATIENCE))
+    agreed = on_every(ranks[:2], lambda comm: comm.agree(comm.rank, timeout=EVENT_TIMEOUT))
     assert agreed in ([0, 0], [1, 1])
 
 
@@ -139,7 +139,7 @@ def test_without_a_majority_it_is_said_who_is_alive(world: World) -> None:
     assert (list(error.alive), error.needed) == ([0], 2)
 
 
-def test_a_value_that_is_too_large_is_refused_before_anybody_hears_of_it(world: World) -> None:
+def test_a_value_that_is_too_large_is_refused_before_anybody_learns_of_it(world: World) -> None:
     ranks = world(2)
     with pytest.raises(UsageError, match="bytes; a value may have up to"):
         ranks[0].agree(bytes(2 << 20))
@@ -151,15 +151,15 @@ def test_a_value_that_is_too_large_is_refused_before_anybody_hears_of_it(world: 
 )
 def test_it_is_said_if_a_member_had_chosen_what_is_no_value(world: World, junk: bytes) -> None:
     ranks = world(2)
-    ranks[0]._runtime.agreements.hear(ranks[0].membership.members[1].node, Chosen((0, 1, 1), junk))
-    error = raised(lambda: ranks[0].agree("value", timeout=PATIENCE))
+    ranks[0]._runtime.agreements.receive(ranks[0].membership.members[1].node, Chosen((0, 1, 1), junk))
+    error = raised(lambda: ranks[0].agree("value", timeout=EVENT_TIMEOUT))
     assert isinstance(error, PeerMisbehaved)
     assert "the value chosen in agree #1 is invalid" in str(error)
     assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
-def test_what_is_no_timeout_is_refused_before_anybody_hears_of_the_call(world: World, timeout: Any) -> None:
+def test_what_is_no_timeout_is_refused_before_anybody_learns_of_the_call(world: World, timeout: Any) -> None:
     ranks = world(2)
     for call in (lambda: ranks[0].agree("early", timeout=timeout), lambda: ranks[0].shrink(timeout=timeout)):
         with pytest.raises(UsageError, match="give a number of seconds above 0"):
@@ -188,7 +188,7 @@ def test_agreements_of_a_part_are_its_own(world: World) -> None:
 def test_whose_vote_is_missing_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = world(3)
     for comm in ranks[1:]:
-        monkeypatch.setattr(comm._runtime.agreements, "hear", lambda *_: None)  # they live, and do not vote
+        monkeypatch.setattr(comm._runtime.agreements, "receive", lambda *_: None)  # they live, and do not vote
     error = raised(lambda: ranks[0].agree(1, timeout=0.1))
     assert isinstance(error, OperationTimeout)
     assert sorted(peer.rank or 0 for peer in error.waiting_for) == [1, 2]
@@ -209,7 +209,7 @@ def test_a_team_tries_again_on_the_survivors(world: World) -> None:
             ranks[2].close()
             closed.set()
             return None
-        assert closed.wait(PATIENCE)
+        assert closed.wait(EVENT_TIMEOUT)
         array = np.ones(4)
         teams[rank].all_reduce(array)
         return float(array.sum())
@@ -224,13 +224,13 @@ def test_a_closed_communicator_makes_no_team(world: World) -> None:
         comm.resilient()
 
 
-def test_who_is_expelled_while_it_agrees_is_told_so_at_once_and_on_every_later_call(world: World) -> None:
+def test_who_is_expelled_while_it_agrees_is_notified_at_once_and_on_every_later_call(world: World) -> None:
     ranks = world(3)
     late = threading.Timer(0.05, ranks[2]._runtime.expelled, (5, "it was silent"))
-    ranks[2]._runtime.agreements._send = lambda *_: None  # nobody hears it
+    ranks[2]._runtime.agreements._send = lambda *_: None  # nobody receives it
     late.start()
     for _ in range(2):
-        error = raised(lambda: ranks[2].agree(1, timeout=PATIENCE))
+        error = raised(lambda: ranks[2].agree(1, timeout=EVENT_TIMEOUT))
         assert isinstance(error, Expelled)
         assert (error.epoch, error.rank) == (5, 2)
     late.join()
@@ -247,10 +247,10 @@ def test_once_a_membership_without_half_of_the_members_is_chosen_nobody_agrees_i
 ) -> None:
     ranks = world(4)
     for comm in ranks[:2] if waits else ():
-        comm._runtime.agreements._send = lambda *_: None  # nobody hears its ballots
+        comm._runtime.agreements._send = lambda *_: None  # nobody receives its ballots
 
     def agree(comm: Communicator) -> Communicator:
-        return follow(raised(lambda: comm.agree(comm.rank, timeout=PATIENCE)))
+        return follow(raised(lambda: comm.agree(comm.rank, timeout=EVENT_TIMEOUT)))
 
     def follow(error: BaseException) -> Communicator:
         """Until both are removed: a successor may have been made between the two, and has a majority."""
@@ -266,7 +266,7 @@ def test_once_a_membership_without_half_of_the_members_is_chosen_nobody_agrees_i
             eventually(
                 lambda: all(comm._runtime.membership_service.membership.size == 2 for comm in ranks[:2]), "both removed"
             )
-        successors = [each.result(PATIENCE) for each in waiting] or on_every(ranks[:2], agree)
+        successors = [each.result(EVENT_TIMEOUT) for each in waiting] or on_every(ranks[:2], agree)
     assert on_every(successors, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 
@@ -277,19 +277,19 @@ def test_under_the_manual_policy_whoever_has_lost_half_of_the_members_raises_at_
 ) -> None:
     ranks = world(4, recovery_policy="manual")
     for comm in ranks[:2]:
-        comm._runtime.agreements._send = lambda *_: None  # nobody hears its ballots
+        comm._runtime.agreements._send = lambda *_: None  # nobody receives its ballots
 
     def agree(comm: Communicator) -> BaseException:
         begin = time.monotonic()
-        error = raised(lambda: comm.agree(comm.rank, timeout=PATIENCE))
-        assert time.monotonic() - begin < PATIENCE / 2
+        error = raised(lambda: comm.agree(comm.rank, timeout=EVENT_TIMEOUT))
+        assert time.monotonic() - begin < EVENT_TIMEOUT / 2
         return error
 
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(agree, comm) for comm in ranks[:2]] if waits else []
         for comm in ranks[2:]:
             go(comm)
-        errors = [each.result(PATIENCE) for each in waiting] or on_every(ranks[:2], agree)
+        errors = [each.result(EVENT_TIMEOUT) for each in waiting] or on_every(ranks[:2], agree)
     for error in errors:
         assert isinstance(error, PeerLost)
         assert error.rank in (2, 3)
@@ -301,5 +301,5 @@ def test_under_the_manual_policy_whoever_has_lost_half_of_the_members_raises_at_
 def test_a_majority_agrees_although_one_has_died(world: World) -> None:
     ranks = world(3)
     die(ranks[2])
-    agreed = on_every(ranks[:2], lambda comm: comm.agree(comm.rank, timeout=PATIENCE))
+    agreed = on_every(ranks[:2], lambda comm: comm.agree(comm.rank, timeout=EVENT_TIMEOUT))
     assert agreed in ([0, 0], [1, 1])

@@ -15,7 +15,7 @@ from nexar.config import Config
 from nexar.errors import Cancelled, OperationTimeout, UsageError
 from nexar.group import deadline_after
 from nexar.links import matching
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 @pytest.fixture
@@ -29,19 +29,19 @@ def test_it_says_what_it_is_and_how_it_stands(pair: list[Communicator]) -> None:
     assert not requests[0].done()
     assert repr(requests[0]) == "<nexar.Request barrier #0, in flight>"
     requests.append(pair[1].start.barrier())
-    wait_all(requests, PATIENCE)
+    wait_all(requests, EVENT_TIMEOUT)
     assert repr(requests[0]) == "<nexar.Request barrier #0, done>"
 
 
-def test_it_tells_once_that_it_has_ended_also_if_that_was_before(pair: list[Communicator]) -> None:
-    told: list[str] = []
+def test_it_reports_once_that_it_has_ended_also_if_that_was_before(pair: list[Communicator]) -> None:
+    reported: list[str] = []
     request = pair[0].start.recv(source=1)
-    request.when_done(lambda: told.append("later"))
-    assert told == []
+    request.when_done(lambda: reported.append("later"))
+    assert reported == []
     pair[1].send(3, 0)
-    request.wait(PATIENCE)
-    request.when_done(lambda: told.append("at once"))
-    assert told == ["later", "at once"]
+    request.wait(EVENT_TIMEOUT)
+    request.when_done(lambda: reported.append("at once"))
+    assert reported == ["later", "at once"]
 
 
 def test_a_wait_that_is_over_leaves_it_going_on(pair: list[Communicator]) -> None:
@@ -52,7 +52,7 @@ def test_a_wait_that_is_over_leaves_it_going_on(pair: list[Communicator]) -> Non
         with pytest.raises(UsageError, match="above 0"):
             request.wait(nonsense)
     pair[1].send(3, 0)
-    assert int(request.wait(PATIENCE)) == int(request.wait()) == 3
+    assert int(request.wait(EVENT_TIMEOUT)) == int(request.wait()) == 3
 
 
 def test_a_message_that_does_not_come_ends_it_at_its_own_timeout(pair: list[Communicator]) -> None:
@@ -68,7 +68,7 @@ def test_a_message_that_does_not_come_ends_it_at_its_own_timeout(pair: list[Comm
 def test_cancelling_what_is_done_changes_nothing(pair: list[Communicator]) -> None:
     pair[1].send(1, 0)
     request = pair[0].start.recv(source=1)
-    assert int(request.wait(PATIENCE)) == 1
+    assert int(request.wait(EVENT_TIMEOUT)) == 1
     request.cancel()
     assert int(request.wait()) == 1
 
@@ -86,7 +86,7 @@ def test_a_receive_that_is_dropped_takes_nothing(pair: list[Communicator]) -> No
 
 def test_wait_all_keeps_the_order_and_attaches_the_other_errors(pair: list[Communicator]) -> None:
     def talk(comm: Communicator) -> list[Any]:
-        return wait_all([comm.start.all_reduce(number) for number in range(5)], PATIENCE)
+        return wait_all([comm.start.all_reduce(number) for number in range(5)], EVENT_TIMEOUT)
 
     assert on_every(pair, talk) == [[0, 2, 4, 6, 8]] * 2
     requests = [pair[0].start.recv(source=1, tag=tag) for tag in range(3)]
@@ -106,7 +106,7 @@ def test_a_function_that_raises_is_one_of_the_errors_and_the_rest_is_waited_for(
     def talk(comm: Communicator) -> int:
         requests = [comm.start.all_reduce(1, fail), comm.start.all_reduce(1)]
         with pytest.raises((ZeroDivisionError, Cancelled)):
-            wait_all(requests, PATIENCE)
+            wait_all(requests, EVENT_TIMEOUT)
         return int(requests[1].wait())
 
     assert on_every(pair, talk) == [2, 2]
@@ -117,7 +117,7 @@ def test_a_function_that_raises_is_one_of_the_errors_and_the_rest_is_waited_for(
 
 def _came(comm: Communicator, request: Request) -> None:
     """Wait until its message is in the request, without asking the request, which would deliver it."""
-    comm._group.wait((request._running,), deadline_after(PATIENCE))
+    comm._group.wait((request._running,), deadline_after(EVENT_TIMEOUT))
 
 
 def test_a_request_that_is_cancelled_after_its_message_came_gives_it_back(pair: list[Communicator]) -> None:
@@ -152,7 +152,7 @@ def test_a_request_that_is_dropped_after_its_message_came_gives_it_back(
 
 
 def test_a_request_whose_result_somebody_has_gives_nothing_back(pair: list[Communicator]) -> None:
-    for look in (lambda request: request.wait(PATIENCE), lambda request: request.done()):
+    for look in (lambda request: request.wait(EVENT_TIMEOUT), lambda request: request.done()):
         request: Any = pair[0].start.recv(np.zeros((), int), source=1)
         pair[1].send(1, 0)
         _came(pair[0], request)
@@ -163,25 +163,25 @@ def test_a_request_whose_result_somebody_has_gives_nothing_back(pair: list[Commu
     assert pair[0].probe(source=1, timeout=0) is None
 
 
-def test_a_request_that_tells_its_end_can_be_cancelled_until_then(pair: list[Communicator]) -> None:
-    told: list[bool] = []
+def test_a_request_that_reports_its_end_can_be_cancelled_until_then(pair: list[Communicator]) -> None:
+    reported: list[bool] = []
     request = pair[0].start.recv(source=1)
-    request.when_done(lambda: told.append(True))
+    request.when_done(lambda: reported.append(True))
     assert request.cancel()
-    assert told == [True]
+    assert reported == [True]
     with pytest.raises(Cancelled):
-        request.wait(PATIENCE)
+        request.wait(EVENT_TIMEOUT)
     pair[1].send(3, 0)
     assert int(pair[0].recv(source=1)) == 3
 
 
-def test_a_request_that_has_told_its_end_gives_nothing_back(pair: list[Communicator]) -> None:
+def test_a_request_that_has_reported_its_end_gives_nothing_back(pair: list[Communicator]) -> None:
     request = pair[0].start.recv(source=1)
     request.when_done(lambda: None)
     pair[1].send(3, 0)
     _came(pair[0], request)
     assert not request.cancel()
-    assert int(request.wait(PATIENCE)) == 3
+    assert int(request.wait(EVENT_TIMEOUT)) == 3
 
 
 def test_cancelling_a_receive_that_a_later_one_has_overtaken_completes_it(pair: list[Communicator]) -> None:
@@ -194,7 +194,7 @@ def test_cancelling_a_receive_that_a_later_one_has_overtaken_completes_it(pair: 
 
 
 def test_an_awaited_request_that_is_cancelled_after_its_message_came_gives_it_back(pair: list[Communicator]) -> None:
-    async def hear() -> None:
+    async def listen() -> None:
         request = pair[0].start.recv(source=1)
         awaiting = asyncio.ensure_future(_awaited(request))
         await asyncio.sleep(0)
@@ -204,7 +204,7 @@ def test_an_awaited_request_that_is_cancelled_after_its_message_came_gives_it_ba
         with pytest.raises(asyncio.CancelledError):
             await awaiting
 
-    asyncio.run(hear())
+    asyncio.run(listen())
     assert int(pair[0].recv(source=1)) == 7
 
 
@@ -226,7 +226,7 @@ def test_an_interrupt_after_the_message_came_gives_it_back(pair: list[Communicat
     run = recv(pair[0]._group, None, 1, None, return_source=False)
     waits = next(run)
     pair[1].send(3, 0)
-    pair[0]._group.wait(waits, deadline_after(PATIENCE))
+    pair[0]._group.wait(waits, deadline_after(EVENT_TIMEOUT))
     with pytest.raises(KeyboardInterrupt):
         run.throw(KeyboardInterrupt())
     assert int(pair[0].recv(source=1)) == 3
@@ -261,7 +261,7 @@ def test_dropping_a_request_without_memory_for_its_message_costs_nothing_but_tha
     del request
     gc.collect()
     pair[1].send(6, 0)
-    assert int(pair[0].recv(source=1, timeout=PATIENCE)) == 6
+    assert int(pair[0].recv(source=1, timeout=EVENT_TIMEOUT)) == 6
     assert "its message is lost" in caplog.text
 
 
@@ -272,11 +272,11 @@ def test_a_started_call_that_cannot_give_its_message_back_raises_memory_error_al
         request = pair[0].start.sendrecv(np.zeros(1_000_000), 1, np.zeros(1, int), 1, sendtag=1, recvtag=2)
         pair[1].send(np.array([5]), 0, 2)
         receive, send = request._running._awaited
-        pair[0]._group.wait((receive,), deadline_after(PATIENCE))
+        pair[0]._group.wait((receive,), deadline_after(EVENT_TIMEOUT))
         no_memory()
         with send.lock:
             send.finish(Cancelled(operation="the send"))
         with pytest.raises(MemoryError):
-            request.wait(PATIENCE)
+            request.wait(EVENT_TIMEOUT)
         pair[1].send(6, 0)
-        assert int(pair[0].recv(source=1, timeout=PATIENCE)) == 6
+        assert int(pair[0].recv(source=1, timeout=EVENT_TIMEOUT)) == 6

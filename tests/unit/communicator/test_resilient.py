@@ -15,7 +15,7 @@ from nexar.communicator.local import local_communicators
 from nexar.communicator.resilient import RetryRounds, RoundState, Team, completed_by_all
 from nexar.config import Config
 from nexar.errors import CollectiveMismatch, CollectiveTimeout, MembershipChanged, UsageError
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.communicator.scripted import Communicator, Loss, Needs, Scripted, everybody, losses, membership
 
 
@@ -119,20 +119,20 @@ def test_a_residual_is_that_of_the_run_that_counts(pool: ThreadPoolExecutor) -> 
 
 
 @pytest.mark.parametrize("verb", ["broadcast", "broadcast_object"])
-def test_a_root_that_is_lost_is_told_by_every_survivor_and_the_next_call_goes_on(
+def test_a_root_that_is_lost_is_reported_by_every_survivor_and_the_next_call_goes_on(
     verb: str, pool: ThreadPoolExecutor
 ) -> None:
     def task(team: Team[Communicator]) -> list[Any]:
         x = row(team)
-        told: list[Any] = []
+        reported: list[Any] = []
         try:
             found = team.broadcast(x, root=0)[0] if verb == "broadcast" else team.broadcast_object(x[0], root=0)
-            told.append(found)
+            reported.append(found)
         except MembershipChanged as change:
-            told.append(dict(change.lost) if change.communicator is team.communicator else change)
-        told.append(team.all_reduce(1))
+            reported.append(dict(change.lost) if change.communicator is team.communicator else change)
+        reported.append(team.all_reduce(1))
         team.barrier()  # nobody leaves before the loss
-        return told
+        return reported
 
     seen = set()
     for loss in losses(3, 5):
@@ -146,7 +146,7 @@ def test_a_root_that_is_lost_is_told_by_every_survivor_and_the_next_call_goes_on
     assert len(seen) == 2
 
 
-def test_ranks_that_mean_different_roots_after_a_change_are_all_told(pool: ThreadPoolExecutor) -> None:
+def test_ranks_that_mean_different_roots_after_a_change_are_all_notified(pool: ThreadPoolExecutor) -> None:
     """One is still in the call before when it comes: it sees the new ranks at its next call, the other one does not."""
 
     def task(team: Team[Communicator]) -> list[Any]:
@@ -406,11 +406,11 @@ def test_a_second_thread_is_sent_away() -> None:
 
     def slow(_: Communicator) -> None:
         inside.set()
-        assert leave.wait(PATIENCE)
+        assert leave.wait(EVENT_TIMEOUT)
 
     first = threading.Thread(target=rounds.run_to_completion, args=(slow, None))
     first.start()
-    assert inside.wait(PATIENCE)
+    assert inside.wait(EVENT_TIMEOUT)
     with pytest.raises(UsageError, match="one call at a time"):
         rounds.run_to_completion(lambda _: None, None)
     leave.set()
@@ -430,7 +430,7 @@ def test_what_all_hold_is_completed() -> None:
         [RoundState(1, 5, 4), RoundState(2, 5, 4)],
     ],
 )
-def test_ranks_that_are_out_of_step_are_told_so_everywhere(notes: list[RoundState]) -> None:
+def test_ranks_that_are_out_of_step_are_notified_everywhere(notes: list[RoundState]) -> None:
     for rank in (0, 1):
         with pytest.raises(CollectiveMismatch, match=f"call #{notes[rank].call} of .* here") as caught:
             completed_by_all(notes, rank)

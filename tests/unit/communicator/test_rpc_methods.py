@@ -7,7 +7,7 @@ from nexar.communicator.local import local_communicators
 from nexar.communicator.rpc_methods import CallRequest, Remote
 from nexar.config import Config
 from nexar.errors import Revoked, UsageError
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_started_call_is_a_request_whose_time_runs_from_its_start(alone: Commu
     alone.serve("f")(lambda: 5)
     request = alone.start.on(0).f()
     assert isinstance(request, CallRequest)
-    assert request.wait(PATIENCE) == 5
+    assert request.wait(EVENT_TIMEOUT) == 5
     assert request._waited() > 0
     assert request._timeout == pytest.approx(7.0, abs=1.0)
     assert "remote call f on rank 0" in repr(request)
@@ -64,7 +64,7 @@ def test_what_is_registered_on_an_old_communicator_is_served_by_the_newest() -> 
     with local_communicators(2, Config()) as world:
         newest = on_every(on_every(world, lambda comm: comm.shrink()), lambda comm: comm.shrink())
         world[1].serve("answer")(lambda: 42)
-        assert newest[0].on(1, timeout=PATIENCE).answer() == 42
+        assert newest[0].on(1, timeout=EVENT_TIMEOUT).answer() == 42
 
 
 def test_where_nobody_could_call_it_nothing_is_registered() -> None:

@@ -1,6 +1,6 @@
 """What a member brings to the next checkpoint.
 
-A node as a member: what it tells the others, what it hears of them, and what its communicators make of it.
+A node as a member: what it reports to the others, what it learns of them, and what its communicators make of it.
 """
 
 import math
@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nexar.cluster.decisions.resize import ResizeRequest
-from nexar.communicator import runtime as presence_room
+from nexar.communicator import runtime as runtime_scene
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.runtime import CheckpointRequests
 from nexar.errors import Expelled, MembershipChanged, NoQuorum, PeerLost
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.decisions.voters import a_member
 from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.communicator.worlds import World, raised, waiting
@@ -33,55 +33,55 @@ def test_it_has_none_at_first() -> None:
 
 
 def test_all_that_was_wished_is_brought() -> None:
-    wishes = CheckpointRequests()
-    wishes.set_waiting(TWO)
-    wishes.leave()
-    wishes.remove(3, "x" * 5000)
-    assert wishes.mine() == ResizeRequest(TWO, leaving=True, removals={3: "x" * 1000})
+    requests = CheckpointRequests()
+    requests.set_waiting(TWO)
+    requests.leave()
+    requests.remove(3, "x" * 5000)
+    assert requests.mine() == ResizeRequest(TWO, leaving=True, removals={3: "x" * 1000})
 
 
 def test_who_waits_is_who_waited_last() -> None:
-    wishes = CheckpointRequests()
-    wishes.set_waiting(TWO)
-    wishes.set_waiting(TWO[1:])
-    assert wishes.mine().waiting == TWO[1:]
+    requests = CheckpointRequests()
+    requests.set_waiting(TWO)
+    requests.set_waiting(TWO[1:])
+    assert requests.mine().waiting == TWO[1:]
 
 
 def test_nobody_asks_for_the_removal_of_who_is_gone() -> None:
-    wishes = CheckpointRequests()
-    wishes.remove(3, "")
-    wishes.remove(4, "")
-    wishes.settle(frozenset({3, 77}))
-    assert wishes.mine().removals == {4: ""}
+    requests = CheckpointRequests()
+    requests.remove(3, "")
+    requests.remove(4, "")
+    requests.settle(frozenset({3, 77}))
+    assert requests.mine().removals == {4: ""}
 
 
 def test_what_was_brought_does_not_change_afterwards() -> None:
-    wishes = CheckpointRequests()
-    brought = wishes.mine()
-    wishes.remove(3, "")
+    requests = CheckpointRequests()
+    brought = requests.mine()
+    requests.remove(3, "")
     assert brought.removals == {}
 
 
 def test_who_waits_for_joiners_is_woken_when_they_have_come() -> None:
-    wishes = CheckpointRequests()
+    requests = CheckpointRequests()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(wishes.wait, 2, PATIENCE, never)
-        wishes.set_waiting(TWO[:1])
-        wishes.set_waiting(TWO)
-        assert waiting.result(PATIENCE)
-    assert not wishes.wait(3, 0.01, never)
+        waiting = pool.submit(requests.wait, 2, EVENT_TIMEOUT, never)
+        requests.set_waiting(TWO[:1])
+        requests.set_waiting(TWO)
+        assert waiting.result(EVENT_TIMEOUT)
+    assert not requests.wait(3, 0.01, never)
 
 
 def test_who_waits_for_joiners_is_woken_when_it_is_over() -> None:
-    wishes, over = CheckpointRequests(), threading.Event()
-    wishes.set_waiting(TWO)
+    requests, over = CheckpointRequests(), threading.Event()
+    requests.set_waiting(TWO)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(wishes.wait, 3, math.inf, over.is_set)
-        wishes.look()
+        waiting = pool.submit(requests.wait, 3, math.inf, over.is_set)
+        requests.recheck()
         over.set()
-        wishes.look()
-        assert not waiting.result(PATIENCE)
-    assert wishes.wait(2, PATIENCE, over.is_set)  # they are there
+        requests.recheck()
+        assert not waiting.result(EVENT_TIMEOUT)
+    assert requests.wait(2, EVENT_TIMEOUT, over.is_set)  # they are there
 
 
 # ---------------------------------------------------------------- leaving
@@ -91,7 +91,7 @@ def test_who_raised_says_so_with_its_traceback_and_of_a_long_one_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[Goodbye] = []
-    monkeypatch.setattr(presence_room, "_send_or_log", lambda _, message: said.append(message))
+    monkeypatch.setattr(runtime_scene, "_send_or_log", lambda _, message: said.append(message))
     (left, *_) = world(2)
     try:
         raise ValueError("x" * 2 * MAX_CAUSE_CHARACTERS + " the end")
@@ -106,7 +106,7 @@ def test_who_raised_says_so_with_its_traceback_and_of_a_long_one_the_end(
     assert plain == Goodbye("it left")
 
 
-def test_who_leaves_is_told_of_as_an_event_and_who_raised_as_lost(world: World) -> None:
+def test_who_leaves_is_reported_as_an_event_and_who_raised_as_lost(world: World) -> None:
     ranks = world(4)
     events: list[FailureEvent] = []
     with ranks[0].failure_events(events.append):
@@ -125,7 +125,7 @@ def test_who_leaves_is_told_of_as_an_event_and_who_raised_as_lost(world: World) 
 def test_of_two_one_goes_on_because_there_is_a_witness(world: World) -> None:
     left, right = world(2)
     right.close()
-    change = raised(lambda: left.recv(source=1, timeout=PATIENCE))
+    change = raised(lambda: left.recv(source=1, timeout=EVENT_TIMEOUT))
     assert isinstance(change, MembershipChanged)
     assert change.communicator.size == 1
     assert left._runtime.is_gone(right._runtime.node.id)
@@ -144,7 +144,7 @@ def test_where_everybody_aborts_one_loss_ends_all_with_its_cause(world: World) -
     assert isinstance(raised(ranks[1].barrier), PeerLost)
 
 
-def test_who_was_expelled_is_told_since_when_and_why(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_was_expelled_is_notified_since_when_and_why(world: World, caplog: pytest.LogCaptureFixture) -> None:
     ranks = world(3)
     ranks[2]._runtime.expelled(5, "it was silent")
     ranks[2]._runtime.expelled(5, "so says another one")
@@ -179,15 +179,15 @@ def test_who_asked_to_leave_is_not_warned(world: World, caplog: pytest.LogCaptur
 
 def test_it_says_which_calls_it_is_in_and_which_it_finished_last(world: World) -> None:
     left, right = world(2)
-    presence = left._runtime
-    assert presence.doing() == ((), "")
+    runtime = left._runtime
+    assert runtime.doing() == ((), "")
     on_every([left, right], Communicator.barrier)
-    assert presence.doing()[1].startswith("barrier #0")
+    assert runtime.doing()[1].startswith("barrier #0")
     request = left.start.all_reduce(1.0)
-    (doing,) = presence.doing()[0]
+    (doing,) = runtime.doing()[0]
     assert (doing.communicator, doing.operation, doing.sequence) == (0, "all_reduce", 1)
     right.all_reduce(1.0)
-    assert request.wait(PATIENCE) == 2.0
+    assert request.wait(EVENT_TIMEOUT) == 2.0
 
 
 # ---------------------------------------------------------------- going on
@@ -195,7 +195,7 @@ def test_it_says_which_calls_it_is_in_and_which_it_finished_last(world: World) -
 
 def test_a_successor_that_nobody_needs_has_the_same_members(world: World) -> None:
     ranks = world(3)
-    following = on_every(ranks, lambda comm: comm.shrink(timeout=PATIENCE))
+    following = on_every(ranks, lambda comm: comm.shrink(timeout=EVENT_TIMEOUT))
     assert [(comm.rank, comm.size, comm.epoch) for comm in following] == [(0, 3, 2), (1, 3, 2), (2, 3, 2)]
     assert on_every(following, lambda comm: comm.all_reduce(1)) == [3] * 3
 
@@ -204,7 +204,7 @@ def test_where_there_is_no_majority_there_is_no_successor(world: World) -> None:
     ranks = world(3, recovery_policy="manual", recovery_timeout=2.0)
     for comm in ranks[1:]:
         comm.close()
-    assert isinstance(raised(lambda: ranks[0].recv(source=1, timeout=PATIENCE)), PeerLost)
+    assert isinstance(raised(lambda: ranks[0].recv(source=1, timeout=EVENT_TIMEOUT)), PeerLost)
     error = raised(ranks[0].shrink)
     assert isinstance(error, NoQuorum)
     assert list(error.alive) == [0]
@@ -212,11 +212,11 @@ def test_where_there_is_no_majority_there_is_no_successor(world: World) -> None:
 
 def test_who_closes_waits_for_no_dial(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (alone,) = world(1)
-    presence = alone._runtime
+    runtime = alone._runtime
     recalled: list[bool] = []
-    close = presence.successors.close
+    close = runtime.successors.close
     monkeypatch.setattr(
-        presence.successors, "close", lambda: (recalled.append(presence.node.cancel_token.is_cancelled), close())
+        runtime.successors, "close", lambda: (recalled.append(runtime.node.cancel_token.is_cancelled), close())
     )
-    presence.close()
+    runtime.close()
     assert recalled == [True]

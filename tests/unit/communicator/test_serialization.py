@@ -131,7 +131,7 @@ values = st.recursive(
 def again(value: object) -> object:
     writer = ValueWriter()
     data = writer.write(value)
-    return ValueReader([memoryview(bytearray(part)) for part in writer.apart]).read(memoryview(data))
+    return ValueReader([memoryview(bytearray(part)) for part in writer.large_arrays]).read(memoryview(data))
 
 
 def same(left: Any, right: Any) -> bool:
@@ -188,9 +188,9 @@ def test_large_arrays_are_not_copied() -> None:
     array = np.zeros(APART_BYTES, np.uint8)
     writer = ValueWriter()
     data = writer.write([array, array[: APART_BYTES - 1], (array,)])
-    assert [len(part) for part in writer.apart] == [APART_BYTES] * 2
+    assert [len(part) for part in writer.large_arrays] == [APART_BYTES] * 2
     array[5] = 9
-    got = ValueReader(writer.apart).read(memoryview(data))
+    got = ValueReader(writer.large_arrays).read(memoryview(data))
     assert got[0][5] == got[2][0][5] == 9
 
 
@@ -303,7 +303,7 @@ def test_an_array_of_a_device_arrives_as_one_of_numpy(monkeypatch: pytest.Monkey
     for shape in ((3,), (100, 100)):
         writer = ValueWriter()
         data = writer.write({"a": Slate(np.ones(shape, np.float32), Engine())})
-        found = ValueReader(writer.apart).read(memoryview(data))["a"]
+        found = ValueReader(writer.large_arrays).read(memoryview(data))["a"]
         assert type(found) is np.ndarray
         assert np.array_equal(found, np.ones(shape, np.float32))
 

@@ -6,7 +6,8 @@ import pytest
 
 from nexar.cluster.membership import Member, Membership
 from nexar.collectives.call_log import CallLog
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.shared_region import SharedRegion
 from nexar.communicator import shared_memory_setup
 from nexar.communicator.communicator import Communicator
@@ -16,7 +17,7 @@ from nexar.config import Config
 from nexar.errors import Cancelled, CollectiveMismatch, OperationTimeout, PeerLost
 from nexar.group import Group, deadline_after
 from tests.conformance.worlds import ranks_over
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 
 REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, 1)
 BARRIER = Fingerprint(OperationCode.BARRIER)
@@ -27,14 +28,14 @@ class Scene:
 
     def __init__(self) -> None:
         members = tuple(Member(10 + rank, f"host-{rank % 2}", bytes(32), {}) for rank in range(4))
-        self.nudged: list[int] = []
-        self.told: list[Any] = []
+        self.woken: list[int] = []
+        self.reported: list[Any] = []
         self.failed: list[Any] = []
         self.lost: Any = None
-        link = SimpleNamespace(wake_peer=lambda: self.nudged.append(1))
+        link = SimpleNamespace(wake_peer=lambda: self.woken.append(1))
         router = SimpleNamespace(on_peer_lost=self._watch)
         facts = {"membership": Membership("test", 1, members), "links": lambda: {1: link}, "router": router}
-        call_log = SimpleNamespace(report_mismatch=lambda *each: self.told.append(each))
+        call_log = SimpleNamespace(report_mismatch=lambda *each: self.reported.append(each))
         self.neighbors = RegionMembers(cast(Group, SimpleNamespace(**facts)), cast(CallLog, call_log), (1, 3))
 
     def _watch(self, lost: Any) -> Any:
@@ -42,31 +43,31 @@ class Scene:
         return lambda: setattr(self, "lost", None)
 
 
-def test_members_of_the_arena_are_ranks_of_the_communicator() -> None:
+def test_members_of_the_shared_region_are_ranks_of_the_communicator() -> None:
     scene = Scene()
     assert (scene.neighbors.awaited(0).rank, scene.neighbors.awaited(0).node) == (1, 11)
-    error = scene.neighbors.given_up(0, "all_reduce")
+    error = scene.neighbors.aborted(0, "all_reduce")
     assert isinstance(error, Cancelled)
     assert error.rank == 1
 
 
-def test_a_difference_is_told_to_all_ranks_and_names_who_differs() -> None:
+def test_a_difference_is_reported_to_all_ranks_and_names_who_differs() -> None:
     scene = Scene()
     error = scene.neighbors.differs(0, BARRIER, (7, REDUCE))
     assert isinstance(error, CollectiveMismatch)
     assert (error.sequence, error.expected, error.found) == (7, REDUCE.describe(), BARRIER.describe())
-    assert scene.told == [(7, REDUCE, 1, BARRIER)]
+    assert scene.reported == [(7, REDUCE, 1, BARRIER)]
 
 
-def test_others_are_nudged_through_their_links_and_oneself_is_awake() -> None:
+def test_others_are_woken_through_their_links_and_oneself_is_awake() -> None:
     scene = Scene()
     first, myself = scene.neighbors.wake_calls()
     first()
     myself()
-    assert scene.nudged == [1]
+    assert scene.woken == [1]
 
 
-def test_the_loss_of_a_neighbor_fails_the_arena_and_that_of_others_does_not() -> None:
+def test_the_loss_of_a_neighbor_fails_the_shared_region_and_that_of_others_does_not() -> None:
     scene = Scene()
     arena = SimpleNamespace(fail=scene.failed.append)
     unwatch = scene.neighbors.watch(cast(SharedRegion, arena))
@@ -109,7 +110,7 @@ def test_on_a_sparse_topology_all_ranks_of_each_host_must_be_neighbours() -> Non
 
 def test_ranks_that_are_linked_otherwise_agree_that_they_share_none() -> None:
     def agree(comm: Communicator) -> tuple[bool, object]:
-        asked = SharedMemorySetup(comm._group, deadline_after(PATIENCE))
+        asked = SharedMemorySetup(comm._group, deadline_after(EVENT_TIMEOUT))
         return asked.shared, asked.agree(comm._context.call_log)
 
     with local_communicators(3, Config()) as world:

@@ -18,7 +18,7 @@ from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.control import StateOffer
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import eventually, member_of
 
 SHORT = 0.3
@@ -35,18 +35,18 @@ class Scene:
         self.meshes: list[Mesh] = []
         self.receivers: list[StateReceiver] = []
         for node in self.nodes:
-            mesh, board = open_mesh(node)
+            mesh = open_mesh(node)
             undo.callback(mesh.close)
             self.meshes.append(mesh)
             if node is not self.nodes[0]:
                 self.receivers.append(StateReceiver(node, mesh))
                 if node is not self.nodes[-1]:
-                    board.connect(self.receivers[-1].offered, StateOffer)
+                    mesh.control.connect(self.receivers[-1].offered, StateOffer)
         for mesh in self.meshes:
             mesh.adopt(self.membership)
         self.meshes[0].expect(self.joiners)
 
-    def give(self, state: object, joiners: list[Member], timeout: float = PATIENCE) -> tuple[int, ...]:
+    def give(self, state: object, joiners: list[Member], timeout: float = EVENT_TIMEOUT) -> tuple[int, ...]:
         return send_state(self.nodes[0], self.meshes[0], state, joiners, timeout)
 
 
@@ -80,15 +80,18 @@ def test_who_does_not_take_it_in_time_is_left_out_and_the_others_have_it(scene: 
 
 
 def test_nobody_goes_on_with_it_when_the_members_change(scene: Scene) -> None:
-    recall, deaf = CancelToken(), scene.joiners[-1]
+    cancel_token, deaf = CancelToken(), scene.joiners[-1]
     with ThreadPoolExecutor(1) as pool:
         giving = pool.submit(
-            send_state, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * PATIENCE, cancel_token=recall
+            send_state, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * EVENT_TIMEOUT, cancel_token=cancel_token
         )
         eventually(scene.meshes[0].links, "a link")
-        recall.cancel()
-        assert giving.result(PATIENCE) == ()
-    assert send_state(scene.nodes[0], scene.meshes[0], "state", scene.joiners, PATIENCE, cancel_token=recall) == ()
+        cancel_token.cancel()
+        assert giving.result(EVENT_TIMEOUT) == ()
+    assert (
+        send_state(scene.nodes[0], scene.meshes[0], "state", scene.joiners, EVENT_TIMEOUT, cancel_token=cancel_token)
+        == ()
+    )
 
 
 def test_who_is_gone_is_left_out(scene: Scene) -> None:

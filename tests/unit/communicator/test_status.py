@@ -15,7 +15,7 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.status import Health, health
 from nexar.errors import CollectiveTimeout
 from nexar.wire.control import Beat, CurrentCall
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.communicator.worlds import World, raised
 
@@ -38,14 +38,14 @@ def seen(of_one: PeerLiveness | None, line: Any = OPEN, suspected: str | None = 
     return health(WORLD, 10, ((), ""), known={11: of_one}.get, links=links, suspects=suspects)[1]
 
 
-def test_every_rank_is_told_of_with_its_place() -> None:
-    told = health(WORLD, 11, ((CALL,), "barrier #9"), known=lambda _: None, links={}, suspects={})
-    assert list(told) == [0, 1, 2]
-    assert [each.host for each in told.values()] == ["host-0", "host-0", "host-1"]
-    assert [each.address for each in told.values()] == ["10.0.0.7:4000"] * 3
-    assert [each.state for each in told.values()] == ["unwatched", "self", "unwatched"]
-    assert told[1].doing == "all_reduce #1234 for 12 s"
-    assert told[1].last_finished == "barrier #9"
+def test_every_rank_is_reported_with_its_place() -> None:
+    reported = health(WORLD, 11, ((CALL,), "barrier #9"), known=lambda _: None, links={}, suspects={})
+    assert list(reported) == [0, 1, 2]
+    assert [each.host for each in reported.values()] == ["host-0", "host-0", "host-1"]
+    assert [each.address for each in reported.values()] == ["10.0.0.7:4000"] * 3
+    assert [each.state for each in reported.values()] == ["unwatched", "self", "unwatched"]
+    assert reported[1].doing == "all_reduce #1234 for 12 s"
+    assert reported[1].last_finished == "barrier #9"
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,20 @@ def test_what_the_heartbeat_finds_is_the_state(found: Any, state: str) -> None:
 
 
 def test_who_is_suspected_is_lost_with_the_cause_whatever_the_heartbeat_says() -> None:
-    told = seen(known(), suspected="its process has ended")
-    assert (told.state, told.cause) == ("lost", "its process has ended")
+    reported = seen(known(), suspected="its process has ended")
+    assert (reported.state, reported.cause) == ("lost", "its process has ended")
     assert seen(None, suspected="gone").state == "lost"
 
 
 def test_a_beat_says_what_it_does_and_has_grown_older_since() -> None:
     others = (CurrentCall(2, "barrier", 7, 0, 1.0), CALL)
-    told = seen(known("stuck", Beat(4, others, "broadcast #1233")))
-    assert (told.doing, told.last_finished, told.last_heard) == ("all_reduce #1234 for 12.5 s", "broadcast #1233", 0.25)
-    assert str(told) == (
+    reported = seen(known("stuck", Beat(4, others, "broadcast #1233")))
+    assert (reported.doing, reported.last_finished, reported.last_heard) == (
+        "all_reduce #1234 for 12.5 s",
+        "broadcast #1233",
+        0.25,
+    )
+    assert str(reported) == (
         "rank 1 (node 000000000000000b at 10.0.0.7:4000): stuck, in all_reduce #1234 for 12.5 s, "
         "last finished broadcast #1233, last heard 250 ms ago"
     )
@@ -78,27 +82,27 @@ def test_carriers_are_those_of_a_link_that_works() -> None:
 
 
 def test_nothing_is_made_up_of_what_is_not_known() -> None:
-    told = seen(None)
-    assert (told.doing, told.last_finished, told.last_heard, told.cause) == ("", "", None, "")
-    assert str(told) == "rank 1 (node 000000000000000b at 10.0.0.7:4000): unwatched"
+    reported = seen(None)
+    assert (reported.doing, reported.last_finished, reported.last_heard, reported.cause) == ("", "", None, "")
+    assert str(reported) == "rank 1 (node 000000000000000b at 10.0.0.7:4000): unwatched"
     at_home = Membership("ward", 1, (Member(1, "h", bytes(32), {"shm": ("/dev/shm/1",)}),))
     assert health(at_home, 1, ((), ""), known=lambda _: None, links={}, suspects={})[0].address is None
 
 
 def test_what_a_peer_says_of_itself_is_cut_to_one_line() -> None:
-    told = seen(known("alive", Beat(4, (CurrentCall(0, "x" * 5000 + "\n", 1),), "y\n\x1b[31m" * 1000)))
-    assert len(str(told)) < 500
-    assert str(told).isprintable()
+    reported = seen(known("alive", Beat(4, (CurrentCall(0, "x" * 5000 + "\n", 1),), "y\n\x1b[31m" * 1000)))
+    assert len(str(reported)) < 500
+    assert str(reported).isprintable()
 
 
 def said_of(waiting: Communicator, missing: Communicator, call: Callable[[], Any], end: Callable[[], Any]) -> str:
-    """What a rank that waits in a barrier in vain is told about another one, which is in `call` until `end`."""
+    """What a rank that waits in a barrier in vain learns about another one, which is in `call` until `end`."""
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(call)
         eventually(lambda: bool(missing._runtime.node.progress.waits()), "it waits")
         error = raised(lambda: waiting.barrier(timeout=0.1))
         end()
-        late.result(PATIENCE)
+        late.result(EVENT_TIMEOUT)
     assert isinstance(error, CollectiveTimeout)
     return str(error)
 
@@ -109,9 +113,9 @@ def test_a_rank_that_waits_for_a_message_is_not_in_user_code(world: World, start
     said = said_of(
         ranks[0],
         ranks[1],
-        (lambda: ranks[1].start.recv(source=0, tag=5).wait(PATIENCE))
+        (lambda: ranks[1].start.recv(source=0, tag=5).wait(EVENT_TIMEOUT))
         if started
-        else (lambda: ranks[1].recv(source=0, tag=5, timeout=PATIENCE)),
+        else (lambda: ranks[1].recv(source=0, tag=5, timeout=EVENT_TIMEOUT)),
         lambda: ranks[0].send(np.ones(1), dest=1, tag=5),
     )
     assert "it is in the receive with tag 5 for" in said
@@ -126,8 +130,8 @@ def test_a_rank_in_a_call_of_another_communicator_is_not_in_user_code(world: Wor
     said = said_of(
         here[0],
         there[1],
-        lambda: there[1].barrier(timeout=PATIENCE),
-        lambda: there[0].barrier(timeout=PATIENCE),
+        lambda: there[1].barrier(timeout=EVENT_TIMEOUT),
+        lambda: there[0].barrier(timeout=EVENT_TIMEOUT),
     )
     assert re.search(rf"it is in barrier #\d+ of communicator {there[1]._generation.communicator} for ", said)
     assert "user code" not in said

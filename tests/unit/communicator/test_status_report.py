@@ -2,7 +2,8 @@ import os
 from dataclasses import replace
 
 from nexar.cluster.membership import Member
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.communicator.status import make_status_report
 from nexar.links.operation import FINISHED
 from nexar.types import AwaitedPeer
@@ -54,7 +55,7 @@ def test_it_says_what_the_node_does_has_done_and_waits_for() -> None:
     call_log.end(entry)
 
 
-def test_ranks_of_another_communicator_are_told_by_their_ranks_in_the_world() -> None:
+def test_ranks_of_another_communicator_are_named_by_their_ranks_in_the_world() -> None:
     half = World(2)[0]  # ranks 2 and 3 of the world are 0 and 1 in it
     others = tuple(Member(node, "elsewhere", bytes(32), {}) for node in (7, 8))
     world = replace(half.membership, members=(*others, *half.membership.members))
@@ -111,7 +112,7 @@ def test_who_is_no_member_any_more_has_nothing_to_say() -> None:
     assert make_status_report(World(2)[0].membership, 4242, [], {}) is None
 
 
-def test_of_many_peers_the_busiest_are_told_of() -> None:
+def test_of_many_peers_the_busiest_are_reported() -> None:
     world = World(MAX_PEERS + 10)
     members = world[0].membership.members
     links = {member.node: FakeLink(rank) for rank, member in enumerate(members) if rank}

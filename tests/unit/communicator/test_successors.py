@@ -15,7 +15,7 @@ from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import WORLD, Change, Departure
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent, MembershipEvent
-from nexar.communicator.generation import NEWCOMER, NOTHING, Generation
+from nexar.communicator.generation import NEW_MEMBER, NONE_COMPLETED, Generation
 from nexar.communicator.local import local_communicators
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_state import ClosedCommunicator
@@ -33,7 +33,7 @@ from nexar.errors import (
     UsageError,
 )
 from nexar.group import deadline_after
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.memory_mesh import eventually, soon
 from tests.unit.communicator.generations import interruptions
 from tests.unit.communicator.scripted import membership
@@ -82,8 +82,8 @@ def test_who_went_quietly_is_missed_by_who_needs_it_and_then_there_is_a_successo
 def test_who_needed_it_before_it_went_asks_again_after_each_change_that_is_none_for_it(story: Story) -> None:
     story.widen()
     part = story.begin(1, 2, 4, communicator=PART)
-    fate = story.successors.outcome_after(part, PeerLost(node=4, cause="connection reset"))
-    assert (fate, story.missed, story.renewals) == (part.outcome, [4], [])
+    result = story.successors.outcome_after(part, PeerLost(node=4, cause="connection reset"))
+    assert (result, story.missed, story.renewals) == (part.outcome, [4], [])
     story.change(4, quiet=True)
     story.change(3, quiet=True)
     assert story.renewals == [((PART,), 2), ((PART,), 3)]
@@ -93,7 +93,7 @@ def test_who_needed_it_before_it_went_asks_again_after_each_change_that_is_none_
     assert len(story.renewals) == 2
 
 
-def test_without_a_quorum_who_needs_one_that_went_quietly_is_told_and_others_are_not(story: Story) -> None:
+def test_without_a_quorum_who_needs_one_that_went_quietly_is_notified_and_others_are_not(story: Story) -> None:
     part, other = (story.begin(1, 3, communicator=each) for each in (PART, PART + 1))
     story.change(3, quiet=True)
     assert story.successors.outcome_after(part, PeerLost(node=3, cause="it left")) is part.outcome
@@ -102,8 +102,8 @@ def test_without_a_quorum_who_needs_one_that_went_quietly_is_told_and_others_are
     assert not other.interrupted
 
 
-def test_under_the_manual_policy_who_went_quietly_is_named_by_its_rank_there(tell: Callable[..., Story]) -> None:
-    story = tell(recovery_policy="manual")
+def test_under_the_manual_policy_who_went_quietly_is_named_by_its_rank_there(make_story: Callable[..., Story]) -> None:
+    story = make_story(recovery_policy="manual")
     part = story.begin(3, 1, communicator=PART)
     story.change(3, quiet=True)
     error = story.raised(part, LinkClosed(rank=2, node=3, operation="send"))
@@ -124,8 +124,8 @@ def test_a_lost_peer_of_somebody_else_is_raised_as_it_is(story: Story) -> None:
 
 
 @pytest.mark.parametrize("policy", ["manual", "abort"])
-def test_under_the_other_policies_a_lost_peer_is_raised_at_once(tell: Callable[..., Story], policy: str) -> None:
-    story = tell(recovery_policy=policy)
+def test_under_the_other_policies_a_lost_peer_is_raised_at_once(make_story: Callable[..., Story], policy: str) -> None:
+    story = make_story(recovery_policy=policy)
     error = PeerLost(rank=1, node=2, cause="connection reset", operation="barrier #3")
     given = story.raised(story.begin(), error)
     assert isinstance(given, PeerLost)
@@ -135,8 +135,8 @@ def test_under_the_other_policies_a_lost_peer_is_raised_at_once(tell: Callable[.
     assert story.missed == ([2] if policy == "manual" else []), "it is looked into, and who shrinks does so without it"
 
 
-def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(tell: Callable[..., Story]) -> None:
-    story = tell(recovery_policy="manual")
+def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(make_story: Callable[..., Story]) -> None:
+    story = make_story(recovery_policy="manual")
     world = story.begin()
     story.change(2)
     story.successor(world)
@@ -147,7 +147,7 @@ def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(te
     assert str(error).endswith("comm.shrink() gives the next communicator")
 
 
-def test_without_a_quorum_who_needs_the_lost_is_told_and_others_are_not(story: Story) -> None:
+def test_without_a_quorum_who_needs_the_lost_is_notified_and_others_are_not(story: Story) -> None:
     world, part = story.begin(), story.begin(1, 3, communicator=PART)
     story.successors.stalled(NoProgress(alive=(1, 3), needed=3))
     error = story.raised(world)
@@ -157,7 +157,7 @@ def test_without_a_quorum_who_needs_the_lost_is_told_and_others_are_not(story: S
     assert not part.interrupted
 
 
-def test_who_has_no_quorum_may_still_hear_that_the_others_went_on(story: Story) -> None:
+def test_who_has_no_quorum_may_still_learn_that_the_others_went_on(story: Story) -> None:
     world = story.begin()
     story.successors.stalled(NoProgress(alive=(1,), needed=2))
     assert isinstance(story.raised(world), NoQuorum)
@@ -183,11 +183,11 @@ def test_votes_that_are_missing_are_named(story: Story) -> None:
     assert list(error.missing_votes) == [1]
 
 
-def test_who_was_expelled_is_told_on_every_communicator_and_makes_no_other(story: Story) -> None:
+def test_who_was_expelled_is_notified_on_every_communicator_and_makes_no_other(story: Story) -> None:
     world, part = story.begin(), story.begin(3, 1, communicator=PART)
     expel(story.successors, 4, "it was silent")
-    for branch, rank in ((world, 0), (part, 1)):
-        error = story.raised(branch)
+    for generation, rank in ((world, 0), (part, 1)):
+        error = story.raised(generation)
         assert isinstance(error, Expelled)
         assert (error.epoch, error.reason, error.rank) == (4, "it was silent", rank)
     with pytest.raises(Expelled):
@@ -195,7 +195,7 @@ def test_who_was_expelled_is_told_on_every_communicator_and_makes_no_other(story
     assert story.successors.wait_for_following(WORLD, story.world, soon()) is None
 
 
-def test_who_is_expelled_while_a_communicator_is_made_is_told_so(story: Story) -> None:
+def test_who_is_expelled_while_a_communicator_is_made_is_notified(story: Story) -> None:
     story.begin()
     story.builder.held = threading.Event()
     threading.Timer(0.02, expel, (story.successors, 4, "it was silent")).start()
@@ -203,7 +203,7 @@ def test_who_is_expelled_while_a_communicator_is_made_is_told_so(story: Story) -
         story.begin(1, 2, communicator=PART)
 
 
-def test_who_is_expelled_before_it_has_any_communicator_is_told_so(story: Story) -> None:
+def test_who_is_expelled_before_it_has_any_communicator_is_notified(story: Story) -> None:
     story.successors.opened = lambda _: expel(story.successors, 4, "it was silent")
     error = story.raised(story.begin())
     assert isinstance(error, Expelled)
@@ -227,7 +227,7 @@ def test_a_loss_interrupts_the_world_and_its_calls_raise_with_the_successor(stor
     assert story.successors.generations() == [successor]
 
 
-def test_who_joined_is_told_by_its_new_rank(story: Story) -> None:
+def test_who_joined_is_named_by_its_new_rank(story: Story) -> None:
     world = story.begin()
     story.change(2, joined=(8, 9))
     story.successor(world)
@@ -236,8 +236,12 @@ def test_who_joined_is_told_by_its_new_rank(story: Story) -> None:
     assert (change.lost, change.joined) == ({1: "node 2 was killed"}, (2, 3))
 
 
-@pytest.mark.parametrize(("mine", "others", "told"), [(4, 3, 3), (4, 9, 4), (4, NOTHING, None), (NOTHING, 4, None)])
-def test_the_last_call_that_all_completed_is_told(story: Story, mine: int, others: int, told: int | None) -> None:
+@pytest.mark.parametrize(
+    ("mine", "others", "reported"), [(4, 3, 3), (4, 9, 4), (4, NONE_COMPLETED, None), (NONE_COMPLETED, 4, None)]
+)
+def test_the_last_call_that_all_completed_is_reported(
+    story: Story, mine: int, others: int, reported: int | None
+) -> None:
     world = story.begin()
     cast(Any, world.context).completed = mine
     story.builder.least = others
@@ -245,7 +249,7 @@ def test_the_last_call_that_all_completed_is_told(story: Story, mine: int, other
     story.successor(world)
     change = story.raised(world)
     assert isinstance(change, MembershipChanged)
-    assert change.completed_by_all == told
+    assert change.completed_by_all == reported
 
 
 def test_a_part_that_lost_nobody_is_left_alone(story: Story) -> None:
@@ -262,8 +266,8 @@ def test_each_communicator_that_is_concerned_gets_its_own(story: Story) -> None:
     later, part, world = (story.begin(1, 2, communicator=each) for each in (PART + 1, PART, WORLD))
     story.builder.begun.clear()
     story.change(2)
-    for branch in (world, part, later):
-        story.successor(branch)
+    for generation in (world, part, later):
+        story.successor(generation)
     assert sorted(group.communicator for group in story.builder.begun) == [WORLD, PART, PART + 1]
 
 
@@ -301,14 +305,14 @@ def test_a_communicator_that_was_made_while_a_member_died_is_interrupted_at_once
 
 
 def _begin_before_hearing(story: Story) -> Generation:
-    """All were there when it was made; the change was heard before it was handed out."""
+    """All were there when it was made; the change was received before it was handed out."""
     story.world = membership([1, 3], 2)
     changed: list[Generation] = []
 
-    def opened(branch: Generation) -> None:
+    def opened(generation: Generation) -> None:
         if not changed:
-            changed.append(branch)
-            story.successors.changed(Change(3, left=(Departure(2, "killed"),)), membership([1, 3], 3))
+            changed.append(generation)
+            story.successors.membership_adopted(Change(3, left=(Departure(2, "killed"),)), membership([1, 3], 3))
 
     story.successors.opened = opened
     return story.successors.begin(membership([1, 2, 3], 2), PART, soon())
@@ -324,8 +328,8 @@ def test_one_that_cannot_be_made_names_who_is_missed_and_waits_for_the_next_chan
     assert nodes(story.successor(world)) == [1]
 
 
-def test_where_no_other_change_comes_there_is_none(tell: Callable[..., Story]) -> None:
-    story = tell(recovery_timeout=0.05)
+def test_where_no_other_change_comes_there_is_none(make_story: Callable[..., Story]) -> None:
+    story = make_story(recovery_timeout=0.05)
     world = story.begin()
     story.builder.failures = [PeerLost(rank=1, node=3, cause="it died as well")]
     story.change(2)
@@ -359,9 +363,9 @@ def test_one_whose_members_do_not_come_keeps_no_other_waiting(story: Story) -> N
 
 
 def test_a_mistake_of_ours_is_logged_and_calls_do_not_wait_for_ever(
-    tell: Callable[..., Story], caplog: pytest.LogCaptureFixture
+    make_story: Callable[..., Story], caplog: pytest.LogCaptureFixture
 ) -> None:
-    story = tell(recovery_timeout=0.05)
+    story = make_story(recovery_timeout=0.05)
     world = story.begin()
     story.builder.failures = [ZeroDivisionError("in our code")]
     story.change(2)
@@ -373,11 +377,11 @@ def test_a_successor_is_handed_over_before_it_gets_one_itself(story: Story) -> N
     world, wrapped = story.begin(), list[int]()
     story.successors.listed = lambda made: story.change(3) if made.membership.epoch == 2 else None
 
-    def wrap(branch: Generation) -> tuple[str, Generation]:
+    def wrap(generation: Generation) -> tuple[str, Generation]:
         with story.successors._changed:
-            assert story.successors._build_threads.is_at(branch)  # so nobody else is
-        wrapped.append(branch.membership.epoch)
-        return "communicator of", branch
+            assert story.successors._build_threads.is_at(generation)  # so nobody else is
+        wrapped.append(generation.membership.epoch)
+        return "communicator of", generation
 
     story.successors.wrap = wrap
     story.change(2)
@@ -397,7 +401,7 @@ def test_one_that_its_user_closes_while_its_successor_is_made_has_none(story: St
     assert part.successor is None
 
 
-def test_who_waits_has_the_fate_with_the_successor(story: Story) -> None:
+def test_who_waits_has_the_outcome_with_the_successor(story: Story) -> None:
     world = story.begin()
     world.successor = "about to be handed over"
     assert story.successors.wait_for_successor(world, time.monotonic() + 0.01) == "about to be handed over"
@@ -410,16 +414,16 @@ def test_who_waits_has_the_fate_with_the_successor(story: Story) -> None:
     assert given == [world.outcome.error.communicator]
 
 
-def test_a_successor_tells_the_listeners_of_the_one_before_from_the_moment_it_can_be_found(story: Story) -> None:
+def test_a_successor_notifies_the_listeners_of_the_one_before_from_the_moment_it_can_be_found(story: Story) -> None:
     world = story.begin()
     feeds: list[bool] = []
-    story.successors.listed = lambda branch: feeds.append(branch.failures is world.failures)
+    story.successors.listed = lambda generation: feeds.append(generation.failures is world.failures)
     story.change(2)
     story.successor(world)
     assert feeds == [True]
 
 
-def test_listeners_hear_of_each_step_and_go_on_with_the_successor(story: Story) -> None:
+def test_listeners_learn_of_each_step_and_go_on_with_the_successor(story: Story) -> None:
     world = story.begin()
     steps: list[MembershipEvent] = []
     with world.memberships.subscribe(steps.append):
@@ -442,31 +446,31 @@ def test_one_that_the_user_has_closed_gets_none(story: Story) -> None:
     assert not part.interrupted
 
 
-def test_others_are_told_what_is_closed_here_when_they_make_a_successor_of_it(story: Story) -> None:
-    told: list[ClosedCommunicator] = []
-    story.successors.absent = told.append
+def test_others_are_notified_what_is_closed_here_when_they_make_a_successor_of_it(story: Story) -> None:
+    reported: list[ClosedCommunicator] = []
+    story.successors.absent = reported.append
     part, other = story.begin(1, 2, 3, communicator=PART), story.begin(1, 3, communicator=PART + 1)
     story.successors.forget(part)
     story.successors.forget(other)
-    assert told == []
+    assert reported == []
     story.change(2)
-    assert told == [ClosedCommunicator(PART, part.membership)]
+    assert reported == [ClosedCommunicator(PART, part.membership)]
 
 
-def test_what_is_closed_while_its_successor_is_made_is_told_of_if_that_fails(story: Story) -> None:
-    told: list[ClosedCommunicator] = []
-    story.successors.absent = told.append
+def test_what_is_closed_while_its_successor_is_made_is_reported_if_that_fails(story: Story) -> None:
+    reported: list[ClosedCommunicator] = []
+    story.successors.absent = reported.append
     part = story.begin(1, 2, 3, communicator=PART)
     story.builder.held, story.builder.failures = threading.Event(), [PeerLost(node=3, cause="it died")]
     story.change(2)
     eventually(lambda: len(story.builder.begun) == 2, "a successor in the making")
     story.successors.forget(part)
-    assert told == []
+    assert reported == []
     story.builder.held.set()
-    eventually(lambda: told == [ClosedCommunicator(PART, part.membership)], "a word to the others")
+    eventually(lambda: reported == [ClosedCommunicator(PART, part.membership)], "a word to the others")
 
 
-def test_a_member_that_closed_it_ends_the_making_and_the_fate_names_it(story: Story) -> None:
+def test_a_member_that_closed_it_ends_the_making_and_the_outcome_names_it(story: Story) -> None:
     part = story.begin(1, 2, 3, communicator=PART)
     story.builder.held = threading.Event()
     story.change(2)
@@ -488,8 +492,8 @@ def test_a_member_that_closed_it_before_the_making_has_begun_is_not_waited_for(s
     story.builder.held = threading.Event()
     take = story.successors._failed_builds.forget
 
-    def forget(branch: Generation) -> None:  # the last thing before the group is made
-        take(branch)
+    def forget(generation: Generation) -> None:  # the last thing before the group is made
+        take(generation)
         part.closed_by_nodes.add(3)
 
     story.successors._failed_builds.forget = forget  # type: ignore[method-assign]
@@ -539,8 +543,8 @@ def test_what_is_made_in_the_very_moment_of_closing_is_closed_too(story: Story) 
     world = story.begin()
     closing: list[threading.Thread] = []
 
-    def close_meanwhile(branch: Generation) -> None:
-        if branch is not world:
+    def close_meanwhile(generation: Generation) -> None:
+        if generation is not world:
             closes = threading.Thread(target=story.successors.close)
             closes.start()
             closing.append(closes)
@@ -561,14 +565,14 @@ def test_what_a_user_makes_in_the_very_moment_of_closing_is_closed_too(story: St
     assert [cast(Any, made.group).closed.is_set() for made in story.builder.made] == [True]
 
 
-def test_who_waits_for_the_successor_of_a_barred_generation_is_told_at_once(story: Story) -> None:
+def test_who_waits_for_the_successor_of_a_barred_generation_is_notified_at_once(story: Story) -> None:
     part = story.begin(1, 2, 3, communicator=PART)
     story.builder.held = threading.Event()
     story.change(2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(story.successors.wait_for_successor, part, time.monotonic() + 3600.0)
         story.successors.closed_by(part, 3)
-        assert waiting.result(PATIENCE) is None
+        assert waiting.result(EVENT_TIMEOUT) is None
     story.builder.held.set()
 
 
@@ -589,19 +593,19 @@ def test_a_change_that_comes_when_a_successor_was_just_made_interrupts_it(story:
     assert nodes(story.successor(first)) == [1]
 
 
-def test_who_waits_is_told_of_the_bar_also_when_the_successor_was_tried_in_vain_before(
-    tell: Callable[..., Story],
+def test_who_waits_is_notified_the_bar_also_when_the_successor_was_tried_in_vain_before(
+    make_story: Callable[..., Story],
 ) -> None:
-    story = tell(recovery_timeout=10 * PATIENCE)
+    story = make_story(recovery_timeout=10 * EVENT_TIMEOUT)
     part = story.begin(1, 2, 3, communicator=PART)
     story.builder.failures, story.builder.only = [LinkClosed(owner="a test")], PART
     story.change(2)
     eventually(lambda: story.successors.missing(part) != (), "it has failed")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(story.successors.wait_for_successor, part, time.monotonic() + 2 * PATIENCE)
+        waiting = pool.submit(story.successors.wait_for_successor, part, time.monotonic() + 2 * EVENT_TIMEOUT)
         eventually(lambda: not story.successors._build_threads.is_at(part), "nobody is at it")
         story.successors.closed_by(part, 3)
-        assert waiting.result(PATIENCE) is None
+        assert waiting.result(EVENT_TIMEOUT) is None
 
 
 OTHER = 77
@@ -613,7 +617,7 @@ def four() -> Iterator[list[Communicator]]:
         yield made
 
 
-def lineage_of(comm: Communicator) -> Successors:
+def successors_of(comm: Communicator) -> Successors:
     return comm._runtime.successors
 
 
@@ -625,18 +629,18 @@ class Making:
         self.raised: NexarError | None = None
         self._thread = threading.Thread(target=self._make)
         self._thread.start()
-        while not lineage_of(comm)._building:
+        while not successors_of(comm)._building:
             self._thread.join(0.001)
 
     def _make(self) -> None:
         comm = self._comm
         try:
-            lineage_of(comm).begin(comm.membership, OTHER, deadline_after(10 * PATIENCE), completed=NEWCOMER)
+            successors_of(comm).begin(comm.membership, OTHER, deadline_after(10 * EVENT_TIMEOUT), completed=NEW_MEMBER)
         except NexarError as error:
             self.raised = error
 
     def end(self) -> NexarError | None:
-        self._thread.join(PATIENCE)
+        self._thread.join(EVENT_TIMEOUT)
         return self.raised
 
 
@@ -649,16 +653,16 @@ def meanwhile(comm: Communicator, happening: Callable[[], None]) -> NexarError |
 def test_who_makes_a_communicator_does_not_wait_for_those_that_a_change_has_called_away(
     four: list[Communicator],
 ) -> None:
-    """The first rank waits for the last, which has heard of the change and will never take part."""
+    """The first rank waits for the last, which has learned of the change and will never take part."""
     raising = ValueError("no")
     assert isinstance(meanwhile(four[0], lambda: four[2].__exit__(ValueError, raising, None)), LinkClosed)
     survivors = [four[0], four[1], four[3]]
     successors = on_every(survivors, lambda comm: comm.shrink())
     assert on_every(successors, lambda comm: comm.all_reduce(1)) == [3, 3, 3]
-    assert lineage_of(four[0])._building == {}
+    assert successors_of(four[0])._building == {}
 
 
-def test_who_makes_a_communicator_with_one_that_closes_is_told_and_then_there_is_a_successor(
+def test_who_makes_a_communicator_with_one_that_closes_is_notified_and_then_there_is_a_successor(
     four: list[Communicator],
 ) -> None:
     raised = meanwhile(four[0], four[2].close)
@@ -668,10 +672,10 @@ def test_who_makes_a_communicator_with_one_that_closes_is_told_and_then_there_is
     assert on_every(successors, lambda comm: comm.all_reduce(1)) == [3, 3, 3]
 
 
-def test_who_is_expelled_before_its_first_communicator_hears_why(four: list[Communicator]) -> None:
-    lineage = lineage_of(four[0])
-    lineage.forget(four[0]._generation)
-    raised = meanwhile(four[0], lambda: expel(lineage, 2, "nobody could reach it"))
+def test_who_is_expelled_before_its_first_communicator_learns_why(four: list[Communicator]) -> None:
+    all_successors = successors_of(four[0])
+    all_successors.forget(four[0]._generation)
+    raised = meanwhile(four[0], lambda: expel(all_successors, 2, "nobody could reach it"))
     assert isinstance(raised, Expelled)
     assert raised.reason == "nobody could reach it"
 
@@ -704,11 +708,11 @@ def test_none_is_begun_with_who_went_quietly(story: Story) -> None:
     assert story.begin(1, 2, communicator=PART + 1).membership.size == 2
 
 
-def test_listeners_hear_who_went_quietly(story: Story) -> None:
+def test_listeners_learn_who_went_quietly(story: Story) -> None:
     part = story.begin(3, 1, communicator=PART)
-    heard: list[FailureEvent] = []
-    with part.failures.subscribe(heard.append):
+    received: list[FailureEvent] = []
+    with part.failures.subscribe(received.append):
         story.change(3, quiet=True)
         story.change(2)
-        eventually(lambda: bool(heard), "an event")
-    assert [(each.rank, each.node, each.cause, each.state) for each in heard] == [(0, 3, "it left", "left")]
+        eventually(lambda: bool(received), "an event")
+    assert [(each.rank, each.node, each.cause, each.state) for each in received] == [(0, 3, "it left", "left")]

@@ -20,7 +20,7 @@ from nexar.errors import MembershipChanged, RecoveryTimeout, Revoked
 from nexar.group import deadline_after
 from nexar.links.link import Link
 from nexar.wire.control import Message, Revoke
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.communicator.scripted import membership
 from tests.unit.communicator.worlds import World, raised, waiting
@@ -30,7 +30,7 @@ RENEWED = ChangeRequested(renewed=(PART,), epoch=EPOCH)
 
 
 class Cluster:
-    """Lineage, recovery and lookout of node 1: a successor comes after so many looks for it."""
+    """Successors, recovery and failure monitor of node 1: a successor comes after so many looks for it."""
 
     def __init__(self, *, looks: int = 0, suspects: tuple[int, ...] = (), concerned: bool = False) -> None:
         self.looks = looks
@@ -49,21 +49,21 @@ class Cluster:
         )
         self.successor_requests = SuccessorRequests(cast(Any, self), cast(Any, self), cast(Any, self))
 
-    # -- lineage
+    # -- successors
 
-    def is_blocked_by_close(self, branch: object) -> bool:
+    def is_blocked_by_close(self, generation: object) -> bool:
         return False
 
-    def is_concerned(self, branch: object) -> bool:
+    def is_concerned(self, generation: object) -> bool:
         return self.concerned
 
-    def wait_for_successor(self, branch: object, deadline: float) -> str | None:
+    def wait_for_successor(self, generation: object, deadline: float) -> str | None:
         return "the next" if self.asked or self.concerned else None
 
-    # -- recovery and lineage
+    # -- recovery and successors
 
-    def missing(self, branch: object = None) -> tuple[int, ...]:
-        return () if branch is not None else (3,)
+    def missing(self, generation: object = None) -> tuple[int, ...]:
+        return () if generation is not None else (3,)
 
     def suspects(self) -> dict[int, str]:
         return dict.fromkeys(self._suspects, "silence")
@@ -71,7 +71,7 @@ class Cluster:
     def put(self, event: MembershipInput) -> None:
         self.asked.append(event)
 
-    # -- lookout
+    # -- failure monitor
 
     def is_investigating(self, nodes: frozenset[int]) -> bool:
         self.looks -= 1
@@ -105,7 +105,7 @@ def test_what_is_asked_for_depends_on_who_is_lost(cluster: Cluster, asked: list[
     assert cluster.asked == asked
 
 
-def test_who_comes_to_nothing_in_time_is_told_who_is_missing() -> None:
+def test_who_comes_to_nothing_in_time_is_notified_who_is_missing() -> None:
     cluster = Cluster(looks=1_000_000)
     with pytest.raises(RecoveryTimeout) as late:
         cluster.succeed(0.05)
@@ -131,7 +131,7 @@ def test_a_communicator_that_is_revoked_is_over_for_all_with_the_reason_and_the_
         assert isinstance(raised(comm.barrier), Revoked)
 
 
-def test_it_is_passed_on_once_however_often_it_is_heard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_passed_on_once_however_often_it_is_received(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Revoke] = []
     send = Link.send_control
 
@@ -157,35 +157,35 @@ def test_a_part_may_be_revoked_and_the_world_goes_on(world: World) -> None:
     assert parts[0] is not None
     assert parts[1] is not None
     parts[1].revoke("enough")
-    error = raised(lambda: parts[0].recv(source=1, timeout=PATIENCE))  # type: ignore[union-attr]
+    error = raised(lambda: parts[0].recv(source=1, timeout=EVENT_TIMEOUT))  # type: ignore[union-attr]
     assert isinstance(error, Revoked)
     assert error.rank == 1
     assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 
-def test_what_strangers_or_nobody_revoked_goes_on(world: World) -> None:
+def test_what_unauthenticated_peers_or_nobody_revoked_goes_on(world: World) -> None:
     ranks = world(3)
     part = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 2 else None))[0]
     assert part is not None
-    presence = ranks[0]._runtime
-    links = {rank: presence.mesh.links()[ranks[rank]._runtime.node.id] for rank in (1, 2)}
-    presence.revocations.heard(links[2], Revoke(part.id, part.epoch, 0, "I am no member of it"))
-    presence.revocations.heard(links[1], Revoke(part.id, part.epoch, 7, "a rank that is not there"))
-    presence.revocations.heard(links[1], Revoke(part.id, part.epoch + 1, 1, "another generation"))
+    runtime = ranks[0]._runtime
+    links = {rank: runtime.mesh.links()[ranks[rank]._runtime.node.id] for rank in (1, 2)}
+    runtime.revocations.received(links[2], Revoke(part.id, part.epoch, 0, "I am no member of it"))
+    runtime.revocations.received(links[1], Revoke(part.id, part.epoch, 7, "a rank that is not there"))
+    runtime.revocations.received(links[1], Revoke(part.id, part.epoch + 1, 1, "another generation"))
     part._generation.outcome.check()
-    presence.revocations.heard(links[1], Revoke(part.id, part.epoch, 1, "two\nlines"))
+    runtime.revocations.received(links[1], Revoke(part.id, part.epoch, 1, "two\nlines"))
     error = raised(part.barrier)
     assert isinstance(error, Revoked)
     assert error.reason == "two lines"
 
 
-def test_nobody_is_told_what_it_did_itself_and_who_passes_something_on_is_named(world: World) -> None:
+def test_nobody_is_notified_of_what_it_did_itself_and_a_forwarder_is_named(world: World) -> None:
     ranks = world(3)
-    presence = ranks[0]._runtime
-    link = presence.mesh.links()[ranks[1]._runtime.node.id]
-    presence.revocations.heard(link, Revoke(0, 1, 0, "you did it"))
+    runtime = ranks[0]._runtime
+    link = runtime.mesh.links()[ranks[1]._runtime.node.id]
+    runtime.revocations.received(link, Revoke(0, 1, 0, "you did it"))
     ranks[0]._generation.outcome.check()
-    presence.revocations.heard(link, Revoke(0, 1, 2, "the data is wrong"))
+    runtime.revocations.received(link, Revoke(0, 1, 2, "the data is wrong"))
     error = raised(ranks[0].barrier)
     assert isinstance(error, Revoked)
     assert (error.rank, error.reason) == (2, "the data is wrong (as rank 1 passed on)")
@@ -193,42 +193,42 @@ def test_nobody_is_told_what_it_did_itself_and_who_passes_something_on_is_named(
 
 def test_what_is_revoked_before_this_node_has_made_it_is_over_when_it_is_made(world: World) -> None:
     ranks = world(2)
-    presence = ranks[0]._runtime
-    link = presence.mesh.links()[ranks[1]._runtime.node.id]
+    runtime = ranks[0]._runtime
+    link = runtime.mesh.links()[ranks[1]._runtime.node.id]
     successors = on_every(ranks, lambda comm: comm.shrink())
     epoch = successors[0].epoch + 1
-    presence.revocations.heard(link, Revoke(0, epoch, 1, "made and revoked"))
-    for communicator in range(100, 100 + successors_requests._MOST_EARLY - 1):  # what is never made gives way
-        presence.revocations.heard(link, Revoke(communicator, 1, 1, "never made"))
+    runtime.revocations.received(link, Revoke(0, epoch, 1, "made and revoked"))
+    for communicator in range(100, 100 + successors_requests._MAX_PENDING - 1):  # what is never made gives way
+        runtime.revocations.received(link, Revoke(communicator, 1, 1, "never made"))
     third = on_every(successors, lambda comm: comm.shrink())[0]
     assert third.epoch == epoch
     error = raised(third.barrier)
     assert isinstance(error, Revoked)
     assert (error.rank, error.reason) == (1, "made and revoked")
-    assert len(presence.revocations._early) <= successors_requests._MOST_EARLY
+    assert len(runtime.revocations._pending) <= successors_requests._MAX_PENDING
 
 
-def test_early_words_of_several_members_are_all_kept_and_that_of_a_stranger_hides_none(world: World) -> None:
+def test_early_messages_of_several_members_are_all_kept_and_that_of_an_unknown_node_hides_none(world: World) -> None:
     ranks = world(4)
-    presence = ranks[0]._runtime
-    links = [presence.mesh.links().get(comm._runtime.node.id) for comm in ranks]
+    runtime = ranks[0]._runtime
+    links = [runtime.mesh.links().get(comm._runtime.node.id) for comm in ranks]
     parts = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 3 else None))[:3]
     epoch = parts[0].epoch  # type: ignore[union-attr]
 
-    def heard(rank: int, word: Revoke) -> None:
+    def received(rank: int, sent: Revoke) -> None:
         link = links[rank]
         assert link is not None
-        presence.revocations.heard(link, word)
+        runtime.revocations.received(link, sent)
 
-    listed, branch = presence.revocations.listed, parts[0]._generation  # type: ignore[union-attr]
+    listed, generation = runtime.revocations.listed, parts[0]._generation  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(presence.successors, "find", lambda *_: None)  # as if it were not made yet
+        patch.setattr(runtime.successors, "find", lambda *_: None)  # as if it were not made yet
         for rank in (1, 2, 3):
-            heard(rank, Revoke(branch.communicator, epoch, rank, "it has closed it", closed=True))
-        heard(2, Revoke(branch.communicator, epoch, 2, "enough"))
-        heard(3, Revoke(branch.communicator, epoch, 2, "I am no member of it"))
-    listed(branch)
-    assert branch.closed_by_nodes == {ranks[rank]._runtime.node.id for rank in (1, 2)}
+            received(rank, Revoke(generation.communicator, epoch, rank, "it has closed it", closed=True))
+        received(2, Revoke(generation.communicator, epoch, 2, "enough"))
+        received(3, Revoke(generation.communicator, epoch, 2, "I am no member of it"))
+    listed(generation)
+    assert generation.closed_by_nodes == {ranks[rank]._runtime.node.id for rank in (1, 2)}
     error = raised(parts[0].barrier)  # type: ignore[union-attr]
     assert isinstance(error, Revoked)
     assert (error.rank, error.reason) == (2, "enough")
@@ -248,8 +248,8 @@ def parts_of(ranks: list[Communicator]) -> list[Communicator]:
     return [part for part in on_every(ranks, lambda comm: comm.split(0)) if part is not None]
 
 
-def test_what_a_rank_has_closed_has_no_successor_and_the_others_hear_who_it_was_at_once(world: World) -> None:
-    ranks = world(4, recovery_timeout=PATIENCE)
+def test_what_a_rank_has_closed_has_no_successor_and_the_others_learn_who_it_was_at_once(world: World) -> None:
+    ranks = world(4, recovery_timeout=EVENT_TIMEOUT)
     parts = parts_of(ranks)
     parts[2].close()
     began = time.monotonic()
@@ -261,7 +261,7 @@ def test_what_a_rank_has_closed_has_no_successor_and_the_others_hear_who_it_was_
         assert "rank 2 has closed it" in str(error)
         assert "split()" in str(error)
         assert raised(part.shrink).args == error.args
-    assert time.monotonic() - began < PATIENCE / 2
+    assert time.monotonic() - began < EVENT_TIMEOUT / 2
 
 
 def test_when_who_has_closed_it_is_gone_too_the_others_go_on(world: World) -> None:
@@ -273,19 +273,19 @@ def test_when_who_has_closed_it_is_gone_too_the_others_go_on(world: World) -> No
         assert isinstance(raised(part.barrier), Revoked)
     ranks[2].close()
     for rank in (0, 1, 4):
-        lineage, branch = ranks[rank]._runtime.successors, parts[rank]._generation
-        eventually(partial(_is_free, lineage, branch), "it is gone")
-    following = on_every([parts[0], parts[1], parts[4]], lambda part: part.shrink(timeout=PATIENCE))
+        all_successors, generation = ranks[rank]._runtime.successors, parts[rank]._generation
+        eventually(partial(_is_free, all_successors, generation), "it is gone")
+    following = on_every([parts[0], parts[1], parts[4]], lambda part: part.shrink(timeout=EVENT_TIMEOUT))
     assert [part.size for part in following] == [3, 3, 3]
     assert on_every(following, lambda part: part.all_reduce(1)) == [3, 3, 3]
 
 
-def _is_free(lineage: Successors, branch: Generation) -> bool:
-    return not lineage.is_blocked_by_close(branch)
+def _is_free(all_successors: Successors, generation: Generation) -> bool:
+    return not all_successors.is_blocked_by_close(generation)
 
 
-def test_who_closes_it_while_the_others_wait_for_a_successor_tells_them(world: World) -> None:
-    ranks = world(3, recovery_timeout=PATIENCE)
+def test_who_closes_it_while_the_others_wait_for_a_successor_notifies_them(world: World) -> None:
+    ranks = world(3, recovery_timeout=EVENT_TIMEOUT)
     parts = parts_of(ranks)
     ranks[0]._runtime.successors.closed_by(parts[0]._generation, ranks[1]._runtime.node.id)
     ranks[2].close()
@@ -299,11 +299,11 @@ def test_who_closes_it_while_the_others_wait_for_a_successor_tells_them(world: W
 def test_nobody_closes_for_another(world: World) -> None:
     ranks = world(3)
     part = parts_of(ranks)[0]
-    presence = ranks[0]._runtime
-    link = presence.mesh.links()[ranks[1]._runtime.node.id]
-    presence.revocations.heard(link, Revoke(part.id, part.epoch, 2, "it has closed it", closed=True))
+    runtime = ranks[0]._runtime
+    link = runtime.mesh.links()[ranks[1]._runtime.node.id]
+    runtime.revocations.received(link, Revoke(part.id, part.epoch, 2, "it has closed it", closed=True))
     assert part._generation.closed_by_nodes == set()
-    presence.revocations.heard(link, Revoke(part.id, part.epoch, 1, "it has closed it", closed=True))
+    runtime.revocations.received(link, Revoke(part.id, part.epoch, 1, "it has closed it", closed=True))
     assert part._generation.closed_by_nodes == {link.peer}
     assert on_every(ranks[:1], lambda comm: comm.rank) == [0]
     part._generation.outcome.check()  # nobody was lost: it goes on among the others

@@ -26,39 +26,39 @@ from nexar.communicator.successors_state import (
 )
 from nexar.errors import LinkClosed, OperationTimeout, PeerLost
 from nexar.types import AwaitedPeer
-from tests.ranks import PATIENCE
-from tests.unit.communicator.generations import FakeGroup, branch
+from tests.ranks import EVENT_TIMEOUT
+from tests.unit.communicator.generations import FakeGroup, generation
 from tests.unit.communicator.scripted import membership
 
 PART = 7
 
 
 def test_a_change_touches_what_loses_a_member_or_is_asked_for_anew() -> None:
-    absences = ClosedCommunicators()
-    closed = absences.add(branch([1, 2], communicator=PART))
+    closed_communicators = ClosedCommunicators()
+    closed = closed_communicators.add(generation([1, 2], communicator=PART))
     assert closed == ClosedCommunicator(PART, membership([1, 2], 1))
-    assert absences.touched(Change(2, left=(Departure(2, "killed"),))) == [closed]
-    assert absences.touched(Change(2, renewed=(PART,))) == [closed]
-    assert absences.touched(Change(2, severed=((1, 2),))) == [closed]
-    assert absences.touched(Change(2, left=(Departure(3, "killed"),), renewed=(8,))) == []
+    assert closed_communicators.touched(Change(2, left=(Departure(2, "killed"),))) == [closed]
+    assert closed_communicators.touched(Change(2, renewed=(PART,))) == [closed]
+    assert closed_communicators.touched(Change(2, severed=((1, 2),))) == [closed]
+    assert closed_communicators.touched(Change(2, left=(Departure(3, "killed"),), renewed=(8,))) == []
 
 
 def test_of_one_communicator_the_newest_generation_is_remembered() -> None:
-    absences = ClosedCommunicators()
-    absences.add(branch([1, 2, 3], communicator=PART))
-    newest = absences.add(branch([1, 2], communicator=PART, epoch=4))
-    assert absences.touched(Change(5, renewed=(PART,))) == [newest]
+    closed_communicators = ClosedCommunicators()
+    closed_communicators.add(generation([1, 2, 3], communicator=PART))
+    newest = closed_communicators.add(generation([1, 2], communicator=PART, epoch=4))
+    assert closed_communicators.touched(Change(5, renewed=(PART,))) == [newest]
 
 
 def test_the_newest_are_remembered() -> None:
-    absences = ClosedCommunicators()
-    for communicator in range(1, room._KEPT + 3):
-        absences.add(branch([1, 2], communicator=communicator))
-    found = [each.communicator for each in absences.touched(Change(2, left=(Departure(2, "killed"),)))]
-    assert found == list(range(3, room._KEPT + 3))
+    closed_communicators = ClosedCommunicators()
+    for communicator in range(1, room._MAX_CLOSED + 3):
+        closed_communicators.add(generation([1, 2], communicator=communicator))
+    found = [each.communicator for each in closed_communicators.touched(Change(2, left=(Departure(2, "killed"),)))]
+    assert found == list(range(3, room._MAX_CLOSED + 3))
 
 
-WORLD_GENERATION = branch([1, 2, 3])
+WORLD_GENERATION = generation([1, 2, 3])
 SECOND, THIRD = membership([1, 2], 2), membership([1, 2], 3)
 
 
@@ -129,43 +129,43 @@ def group(*nodes: int, communicator: int = PART, epoch: int = 1) -> Any:
 
 
 def test_without_a_change_nothing_has_a_successor() -> None:
-    course = ChangeHistory(membership([1, 2, 3], 1))
-    assert course.after(branch([1, 2, 3])) is None
-    assert not course.overtakes(group(1, 2, 3, communicator=WORLD))
+    history = ChangeHistory(membership([1, 2, 3], 1))
+    assert history.after(generation([1, 2, 3])) is None
+    assert not history.overtakes(group(1, 2, 3, communicator=WORLD))
 
 
 def test_a_change_concerns_the_world_and_who_lost_a_member() -> None:
-    course = ChangeHistory(membership([1, 2, 3], 1))
-    course.add(GONE, membership([1, 2], 2))
-    assert course.after(branch([1, 2, 3])) == membership([1, 2], 2)
-    assert course.after(branch([1, 2], communicator=PART)) is None
-    assert course.overtakes(group(1, 2, 3, communicator=WORLD))
-    assert course.overtakes(group(1, 3))
-    assert not course.overtakes(group(1, 2))
-    assert not course.overtakes(group(1, 3, epoch=2))
+    history = ChangeHistory(membership([1, 2, 3], 1))
+    history.add(GONE, membership([1, 2], 2))
+    assert history.after(generation([1, 2, 3])) == membership([1, 2], 2)
+    assert history.after(generation([1, 2], communicator=PART)) is None
+    assert history.overtakes(group(1, 2, 3, communicator=WORLD))
+    assert history.overtakes(group(1, 3))
+    assert not history.overtakes(group(1, 2))
+    assert not history.overtakes(group(1, 3, epoch=2))
 
 
-def test_the_changes_between_two_epochs_are_told_and_the_oldest_are_forgotten() -> None:
-    course = ChangeHistory(membership([1, 2], 1))
-    changes = [Change(epoch, renewed=(PART,)) for epoch in range(2, room._MOST_CHANGES + 5)]
+def test_the_changes_between_two_epochs_are_reported_and_the_oldest_are_forgotten() -> None:
+    history = ChangeHistory(membership([1, 2], 1))
+    changes = [Change(epoch, renewed=(PART,)) for epoch in range(2, room._MAX_CHANGES + 5)]
     for change in changes:
-        course.add(change, membership([1, 2], change.epoch))
+        history.add(change, membership([1, 2], change.epoch))
     newest = changes[-1].epoch
-    assert course.between(newest - 2, newest - 1) == [changes[-2]]
-    assert course.between(1, newest) == changes[-room._MOST_CHANGES :]
+    assert history.between(newest - 2, newest - 1) == [changes[-2]]
+    assert history.between(1, newest) == changes[-room._MAX_CHANGES :]
 
 
 def test_what_is_being_made_ends_when_a_change_concerns_it_or_it_lacks_a_member() -> None:
-    course = ChangeHistory(membership([1, 2, 3, 4], 1))
-    assert course.end_of(group(1, 2, 3, 4)) is None
-    course.add(Change(2, left=(Departure(4, "it left", willing=True, quiet=True),)), membership([1, 2, 3], 2))
-    assert course.end_of(group(1, 2, 3)) is None
-    loss = course.end_of(group(1, 2, 4))
+    history = ChangeHistory(membership([1, 2, 3, 4], 1))
+    assert history.end_of(group(1, 2, 3, 4)) is None
+    history.add(Change(2, left=(Departure(4, "it left", willing=True, quiet=True),)), membership([1, 2, 3], 2))
+    assert history.end_of(group(1, 2, 3)) is None
+    loss = history.end_of(group(1, 2, 4))
     assert isinstance(loss, PeerLost)
     assert (loss.rank, loss.node, loss.cause) == (2, 4, "it left")
-    assert course.gone_from(membership([4, 1, 9], 1)) == {4: "it left", 9: "it is no member any more"}
-    course.add(Change(3, renewed=(PART,)), membership([1, 2, 3], 3))
-    assert isinstance(course.end_of(group(1, 2, 4)), LinkClosed)
+    assert history.gone_from(membership([4, 1, 9], 1)) == {4: "it left", 9: "it is no member any more"}
+    history.add(Change(3, renewed=(PART,)), membership([1, 2, 3], 3))
+    assert isinstance(history.end_of(group(1, 2, 4)), LinkClosed)
 
 
 FIRST = membership([1, 2, 3, 4], 1)
@@ -175,17 +175,17 @@ class Years:
     """A world, and what its node needs."""
 
     def __init__(self) -> None:
-        self.course = ChangeHistory(FIRST)
-        self.needs = NeededMembers(self.course)
+        self.history = ChangeHistory(FIRST)
+        self.needs = NeededMembers(self.history)
 
     def leave(self, node: int) -> None:
-        self._choose(Change(self.course.world.epoch + 1, left=(Departure(node, "it left", willing=True, quiet=True),)))
+        self._choose(Change(self.history.world.epoch + 1, left=(Departure(node, "it left", willing=True, quiet=True),)))
 
     def renew(self, *communicators: int) -> None:
-        self._choose(Change(self.course.world.epoch + 1, renewed=communicators))
+        self._choose(Change(self.history.world.epoch + 1, renewed=communicators))
 
     def _choose(self, change: Change) -> None:
-        self.course.add(change, change.apply(self.course.world))
+        self.history.add(change, change.apply(self.history.world))
 
 
 def test_who_is_still_a_member_is_somebody_elses_matter() -> None:
@@ -203,7 +203,7 @@ def test_what_is_needed_is_remembered_until_something_concerns_that_communicator
     years.needs.add(WORLD, FIRST, 4)
     for _ in range(2):
         assert years.needs.unmet() == (WORLD, PART)
-        years.leave(years.course.world.members[-1].node)
+        years.leave(years.history.world.members[-1].node)
     years.renew(PART)
     assert years.needs.unmet() == (WORLD,)
     years.renew(WORLD)
@@ -235,52 +235,52 @@ def test_what_its_user_has_closed_is_forgotten() -> None:
 
 def test_so_many_are_made_at_once_and_whoever_waits_for_room_is_woken() -> None:
     changed, go_on = threading.Condition(), threading.Event()
-    workshop = BuildThreads(changed)
-    branches = [branch([1, 2], communicator=number) for number in range(MAX_BUILDS)]
+    build_threads = BuildThreads(changed)
+    branches = [generation([1, 2], communicator=number) for number in range(MAX_BUILDS)]
     with changed:
         for each in branches:
-            assert not workshop.is_full
-            assert not workshop.is_at(each)
-            workshop.start(each, lambda: assert_waits(go_on))
-            assert workshop.is_at(each)
-        assert workshop.is_full
+            assert not build_threads.is_full
+            assert not build_threads.is_at(each)
+            build_threads.start(each, lambda: assert_waits(go_on))
+            assert build_threads.is_at(each)
+        assert build_threads.is_full
         go_on.set()
-        assert changed.wait_for(lambda: not any(map(workshop.is_at, branches)), PATIENCE)
-        assert not workshop.is_full
+        assert changed.wait_for(lambda: not any(map(build_threads.is_at, branches)), EVENT_TIMEOUT)
+        assert not build_threads.is_full
 
 
 def test_who_made_one_is_at_that_too_until_it_has_handed_it_over() -> None:
     changed, took, go_on = threading.Condition(), threading.Event(), threading.Event()
-    workshop, old, new = BuildThreads(changed), branch([1, 2]), branch([1], epoch=2)
+    build_threads, old, new = BuildThreads(changed), generation([1, 2]), generation([1], epoch=2)
 
     def make() -> None:
         with changed:
-            workshop.take(new)
+            build_threads.take(new)
         took.set()
         assert_waits(go_on)
 
     with changed:
-        workshop.start(old, make)
+        build_threads.start(old, make)
     assert_waits(took)
     with changed:
-        assert workshop.is_at(old)
-        assert workshop.is_at(new)
+        assert build_threads.is_at(old)
+        assert build_threads.is_at(new)
         go_on.set()
-        assert changed.wait_for(lambda: not workshop.is_at(old), PATIENCE)
-        assert not workshop.is_at(new)
+        assert changed.wait_for(lambda: not build_threads.is_at(old), EVENT_TIMEOUT)
+        assert not build_threads.is_at(new)
 
 
 def test_closing_waits_for_what_is_made() -> None:
     changed, ended = threading.Condition(), []
-    workshop = BuildThreads(changed)
+    build_threads = BuildThreads(changed)
     go_on = threading.Event()
     with changed:
-        workshop.start(branch([1]), lambda: (assert_waits(go_on), ended.append("it")))
+        build_threads.start(generation([1]), lambda: (assert_waits(go_on), ended.append("it")))
     threading.Timer(0.01, go_on.set).start()
-    workshop.close()
+    build_threads.close()
     assert ended == ["it"]
-    workshop.close()
+    build_threads.close()
 
 
 def assert_waits(event: threading.Event) -> None:
-    assert event.wait(PATIENCE)
+    assert event.wait(EVENT_TIMEOUT)

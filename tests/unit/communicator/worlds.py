@@ -8,7 +8,7 @@ import pytest
 
 from nexar.communicator.communicator import Communicator
 from nexar.errors import NexarError
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 
 World = Callable[..., list[Communicator]]
 """Makes the communicators of so many ranks, with these settings."""
@@ -27,14 +27,14 @@ def waiting(comm: Communicator) -> Callable[[], NexarError]:
 
     def wait() -> None:
         begun.set()
-        raised_there.append(raised(lambda: comm.recv(source=0, tag=99, timeout=PATIENCE)))
+        raised_there.append(raised(lambda: comm.recv(source=0, tag=99, timeout=EVENT_TIMEOUT)))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    begun.wait(PATIENCE)
+    begun.wait(EVENT_TIMEOUT)
 
     def end() -> NexarError:
-        thread.join(PATIENCE)
+        thread.join(EVENT_TIMEOUT)
         return raised_there[0]
 
     return end

@@ -30,7 +30,7 @@ class FakeMetrics:
         self.closed += 1
 
 
-class FakePresence:
+class FakeRuntime:
     class node:  # noqa: N801
         id = 7
 
@@ -63,7 +63,7 @@ def test_without_the_setting_there_are_no_metrics(
 def test_metrics_are_of_the_node_that_joined_and_end_with_it(
     monkeypatch: pytest.MonkeyPatch, opened: list[tuple[int, int, FakeMetrics]]
 ) -> None:
-    bootstrap_with(monkeypatch, lambda *_, beside, **__: beside(FakePresence(), object()))
+    bootstrap_with(monkeypatch, lambda *_, beside, **__: beside(FakeRuntime(), object()))
     close: Any = join_cluster(Config(metrics_port=9300), INVITATION, local_rank=2)
     ((port, local_rank, metrics),) = opened
     assert (port, local_rank, metrics.closed) == (9300, 2, 0)
@@ -97,7 +97,7 @@ def test_an_exit_before_the_caller_has_the_communicator_leaves_with_it(monkeypat
     def exits(*_: object, beside: Callable[..., Any], **__: object) -> Made:
         made = Made()
         known = set(create._leavers)
-        beside(FakePresence(), made)
+        beside(FakeRuntime(), made)
         (leaver,) = (each for key, each in create._leavers.items() if key not in known)
         leaver.begin(error)
         assert leaver.has_left(time.monotonic() + 30.0)
@@ -117,38 +117,38 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_node_leaves_without_an_error_when_the_program_ends() -> None:
-    told: list[BaseException | None] = []
-    LeaveAtExit(told.append)
+    notices: list[BaseException | None] = []
+    LeaveAtExit(notices.append)
     create._leave_all()
-    assert told == [None]
+    assert notices == [None]
 
 
 def test_a_node_leaves_with_the_exception_that_nobody_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[BaseException | None] = []
+    notices: list[BaseException | None] = []
     error = ValueError("on purpose")
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    LeaveAtExit(told.append)
+    LeaveAtExit(notices.append)
     create._leave_all()
-    assert told == [error]
+    assert notices == [error]
 
 
 def test_an_exception_at_the_prompt_is_not_the_end_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[BaseException | None] = []
+    notices: list[BaseException | None] = []
     monkeypatch.setattr(sys, "last_value", ValueError("a typing error"), raising=False)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    LeaveAtExit(told.append)
+    LeaveAtExit(notices.append)
     create._leave_all()
-    assert told == [None]
+    assert notices == [None]
 
 
 def test_a_closed_node_does_not_leave_again_and_its_thread_has_ended() -> None:
-    told: list[BaseException | None] = []
+    notices: list[BaseException | None] = []
     before = set(threading.enumerate())
-    leaver = LeaveAtExit(told.append)
+    leaver = LeaveAtExit(notices.append)
     leaver.cancel()
     leaver.cancel()
     create._leave_all()
-    assert told == []
+    assert notices == []
     assert set(threading.enumerate()) == before
 
 

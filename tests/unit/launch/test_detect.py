@@ -64,7 +64,7 @@ def test_a_rank_of_cray_pals():
 def test_a_pod_of_an_indexed_job():
     start = detect(recorded("kubernetes"))
     assert (start.kind, start.rank, start.size, start.master_addr) == ("kubernetes", 2, 4, "train-0.train")
-    assert start.job is None  # whatever a pod could tell of itself, the other pods could not
+    assert start.job is None  # whatever a pod could report of itself, the other pods could not
     assert not start.on_one_host
 
 

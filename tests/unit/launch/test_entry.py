@@ -14,19 +14,19 @@ def start(rank=0, size=4, local_size=2, **facts):
 
 
 @pytest.mark.parametrize("launcher", [None, start(), start(local_size=4)])
-def test_a_ticket_is_a_door_whoever_started_the_process(launcher):
+def test_a_ticket_selects_its_entry_whoever_started_the_process(launcher):
     assert choose_entry(launcher, Config(ticket="T", cluster_token=TOKEN, seed="a:1"), 1) == ByTicket("T")
 
 
 @pytest.mark.parametrize("launcher", [None, start(), start(local_size=4)])
-def test_the_token_and_the_address_of_the_seed_are_a_door_too(launcher):
+def test_the_token_and_the_address_of_the_seed_select_an_entry_too(launcher):
     assert choose_entry(launcher, Config(cluster_token=TOKEN, seed="a:1"), 1) == ByToken(TOKEN, "a:1")
 
 
 def test_all_ranks_on_one_host_meet_at_a_file_and_rank_0_opens():
-    doors = [choose_entry(start(rank, 2, 2, local_rank=rank), Config(), 1) for rank in range(2)]
-    assert [door.opens for door in doors] == [True, False]
-    assert doors[0] == ByFile(doors[1].name, 2, True)
+    entries = [choose_entry(start(rank, 2, 2, local_rank=rank), Config(), 1) for rank in range(2)]
+    assert [door.starts_seed for door in entries] == [True, False]
+    assert entries[0] == ByFile(entries[1].name, 2, True)
 
 
 def test_two_jobs_have_two_files():
@@ -34,14 +34,14 @@ def test_two_jobs_have_two_files():
     assert len(names) == 2
 
 
-def test_without_an_identity_of_the_job_the_parent_process_tells_jobs_apart():
+def test_without_an_identity_of_the_job_the_parent_process_distinguishes_jobs():
     one, other, again = (choose_entry(start(0, 2, 2, job=None), Config(), parent).name for parent in (1, 2, 1))
     assert one == again != other
 
 
 def test_ranks_on_several_hosts_meet_at_the_host_of_rank_0_and_rank_0_opens():
     assert choose_entry(start(3), SECRET, 1) == ByRankZero(TOKEN, "node1", 29501, 4, False)
-    assert choose_entry(start(0), SECRET, 1).opens
+    assert choose_entry(start(0), SECRET, 1).starts_seed
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_an_unknown_host_of_rank_0_is_refused_with_the_remedy():
     assert caught.value.variable == "MASTER_ADDR"
 
 
-def test_a_child_of_ours_without_its_ticket_is_told_what_happened():
+def test_a_child_of_ours_without_its_ticket_is_notified_what_happened():
     with pytest.raises(ConfigError, match="do not clear it"):
         choose_entry(start(kind="nexar"), Config(), 1)
 
 
-def test_a_process_that_nobody_started_is_told_how_to_start_it():
+def test_a_process_that_nobody_started_is_notified_how_to_start_it():
     with pytest.raises(UsageError, match="nexar run -n 4"):
         choose_entry(None, Config(), 1)
 
 
-def test_doors_do_not_show_secrets():
-    doors = [ByTicket("secret"), ByToken("secret", "a:1"), ByRankZero("secret", "a", 1, 2, True)]
-    assert "secret" not in repr(doors)
+def test_entries_do_not_show_secrets():
+    entries = [ByTicket("secret"), ByToken("secret", "a:1"), ByRankZero("secret", "a", 1, 2, True)]
+    assert "secret" not in repr(entries)

@@ -1,4 +1,4 @@
-"""What a rank tells its launcher about its end."""
+"""What a rank reports to its launcher about its end."""
 
 import os
 
@@ -76,7 +76,7 @@ def test_the_last_report_counts(pipe: ExitPipe) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"nonsense\n", b'{"origin":"fate"}\n', b'{"exception":'])
-def test_what_is_no_report_tells_nothing(pipe: ExitPipe, text: bytes) -> None:
+def test_what_is_no_report_means_nothing(pipe: ExitPipe, text: bytes) -> None:
     os.write(pipe.write_end, text)
     assert pipe.take() is None
 

@@ -26,7 +26,7 @@ def test_a_launcher_that_said_goodbye_leaves_nobody(say):
     assert guard_main.listen() is None
 
 
-def test_a_launcher_that_died_before_it_told_of_anybody_still_leaves_its_mark_behind(say):
+def test_a_launcher_that_died_before_its_first_report_still_leaves_its_mark_behind(say):
     say(b"")
     assert guard_main.listen() == set()
 

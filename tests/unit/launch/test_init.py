@@ -146,7 +146,7 @@ def test_what_is_no_config_is_refused_with_the_way_to_say_it(config):
         init(config)
 
 
-def test_a_process_that_nobody_started_is_told_how_to_start_it():
+def test_a_process_that_nobody_started_is_notified_how_to_start_it():
     with pytest.raises(UsageError, match="nexar run"):
         init()
 

@@ -48,7 +48,7 @@ def test_the_file_gets_the_bytes_as_they_were(plan, tmp_path):
     assert (tmp_path / "rank_3.stdout.log").read_bytes() == b"a\nb"
 
 
-def test_the_last_words_are_kept_whether_or_not_they_are_shown(plan):
+def test_the_last_output_is_kept_whether_or_not_it_is_shown(plan):
     stream = StreamOutput(plan, "stderr", None, None)
     stream.feed(b"last ")
     stream.feed(b"words")
@@ -67,7 +67,7 @@ class Full(io.BytesIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_output_that_takes_no_more_is_told_once_and_ends_the_showing(plan, caplog):
+def test_an_output_that_takes_no_more_is_reported_once_and_ends_the_showing(plan, caplog):
     console = Console({"stdout": Full(), "stderr": io.BytesIO()})
     console.show(plan, "stdout", b"a\n")
     console.show(plan, "stdout", b"b\n")

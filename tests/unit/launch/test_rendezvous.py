@@ -61,8 +61,8 @@ def test_the_answer_of_an_earlier_attempt_is_not_followed() -> None:
         if key == _hello_key("old", 1):  # the next attempt begins only now
             board.texts["nexar/round"] = encoded(RendezvousRound("new", 2))
         if key == _hello_key("new", 1):
-            heard = [decoded(text, RendezvousHello).number]
-            board.texts[_answer_key("new")] = encoded(RendezvousAnswer(heard, "addresses", "10.0.0.2:4000"))
+            received = [decoded(text, RendezvousHello).number]
+            board.texts[_answer_key("new")] = encoded(RendezvousAnswer(received, "addresses", "10.0.0.2:4000"))
 
     board = Board(of_an_earlier_attempt(), rank_0)
     assert _await_answer(board, 1, HELLO, LONG) == RendezvousAnswer(["mine"], "addresses", "10.0.0.2:4000")
@@ -73,13 +73,13 @@ def test_a_rank_0_that_does_not_come_again_is_waited_for_until_the_deadline() ->
         _await_answer(Board(of_an_earlier_attempt()), 1, HELLO, SHORT)
 
 
-def test_a_rank_is_not_told_that_rank_0_is_missing_where_others_are() -> None:
+def test_a_rank_is_not_notified_that_rank_0_is_missing_where_others_are() -> None:
     board = Board({"nexar/round": encoded(RendezvousRound("new", 2))})
     with pytest.raises(OperationTimeout, match="rank 0, which waits until all 2 ranks have come"):
         _await_answer(board, 1, HELLO, SHORT, SHORT)
 
 
-def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
+def test_a_rank_beyond_the_size_of_the_world_learns_both_sizes() -> None:
     board = Board({"nexar/round": encoded(RendezvousRound("new", 2))})
     with pytest.raises(UsageError, match="rank 0 expects 2 ranks, but rank 5 expects 6"):
         _await_answer(board, 5, RendezvousHello("mine", 6, "one", "8.1"), SHORT, SHORT)
@@ -93,7 +93,7 @@ def test_rank_0_counts_those_who_came_to_the_board() -> None:
 
 @pytest.mark.parametrize(("rank", "timeout"), [(1, LONG), (2, SHORT)], ids=["at once", "behind a rank that is missing"])
 def test_rank_0_names_a_rank_with_another_world_size_although_others_are_missing(rank: int, timeout: float) -> None:
-    """A rank that was told of fewer ranks waits for nobody else: rank 0 alone knows of the others."""
+    """A rank with a smaller world size waits for nobody else: rank 0 alone knows of the others."""
     board = saying({rank: encoded(RendezvousHello("theirs", 3, "one", "8.1"))})
     answer = failed_answer(board, 4, timeout)
     assert answer.heard == ["theirs"]
@@ -124,7 +124,7 @@ def saying(texts: dict[int, str]) -> Board:
     return board
 
 
-def test_the_ranks_that_came_are_told_which_rank_did_not() -> None:
+def test_the_ranks_that_came_are_notified_which_rank_did_not() -> None:
     board = saying({2: encoded(RendezvousHello("theirs", 4, "one", "8.1"))})
     answer = failed_answer(board, 4, SHORT)
     assert answer.heard == ["theirs"]
@@ -133,7 +133,7 @@ def test_the_ranks_that_came_are_told_which_rank_did_not() -> None:
         accepted_way(answer, Config())
 
 
-def test_the_other_ranks_are_told_at_once_of_a_hello_that_cannot_be_read() -> None:
+def test_the_other_ranks_are_notified_at_once_of_a_hello_that_cannot_be_read() -> None:
     board = saying({1: "{}", 2: encoded(RendezvousHello("theirs", 3, "one", "8.1"))})
     answer = failed_answer(board, 3, LONG)
     assert answer.heard == ["theirs"]
@@ -152,7 +152,7 @@ def test_a_rank_waits_a_moment_longer_than_rank_0_for_its_answer() -> None:
     assert _await_answer(Late({"nexar/round": encoded(RendezvousRound("new", 2))}), 1, HELLO, 0.0, LONG) == answer
 
 
-def test_rank_0_tells_the_others_that_a_token_is_needed_and_publishes_no_ticket() -> None:
+def test_rank_0_informs_the_others_that_a_token_is_needed_and_publishes_no_ticket() -> None:
     def rank_1(key: str, text: str) -> None:
         if key == "nexar/round":
             number = decoded(text, RendezvousRound).number
@@ -175,7 +175,7 @@ def test_with_a_token_only_addresses_are_followed() -> None:
         _follow(RendezvousAnswer([], "ticket", TICKET), config, SHORT)
 
 
-def test_a_rank_that_does_not_know_the_token_is_told_what_to_set() -> None:
+def test_a_rank_that_does_not_know_the_token_is_notified_what_to_set() -> None:
     with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"):
         _follow(RendezvousAnswer([], "addresses", "10.0.0.1:4000"), Config(), SHORT)
 
@@ -246,7 +246,7 @@ def test_a_rank_without_permission_accepts_no_ticket_from_the_store() -> None:
     assert accepted_way(answer, PERMITTED) == "ticket"
 
 
-def test_every_rank_is_told_who_is_apart_and_what_to_set() -> None:
+def test_every_rank_is_notified_who_is_apart_and_what_to_set() -> None:
     reason = separation([*ON_TWO_HOSTS, hello("c")])
     assert reason == "rank 0 and rank 1 do not share one host"
     assert separation(IN_TWO_FOLDERS) == "rank 0 and rank 1 do not share one user and one temporary directory"
@@ -265,7 +265,7 @@ def test_many_ranks_that_are_apart_are_not_all_named() -> None:
     assert separation(hellos) == "rank 0 and rank 1, 2, 3, 4 … do not share one host"
 
 
-def test_a_rank_that_was_told_another_world_size_is_named() -> None:
+def test_a_rank_with_another_world_size_is_named() -> None:
     with pytest.raises(UsageError, match="rank 0 expects 2 ranks, but rank 1 expects 3"):
         chosen_way(PLAIN, [hello(), hello(size=3)], has_invitation=False)
 

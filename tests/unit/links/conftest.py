@@ -12,9 +12,9 @@ from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.security.authority import Authority
 from nexar.security.certificates import Trust
-from nexar.testing.bare_nodes import LinkedNode
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.control import Message
+from nexar_tools.bare_nodes import LinkedNode
 
 
 @dataclass

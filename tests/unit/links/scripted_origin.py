@@ -38,7 +38,7 @@ class ScriptedOrigin:
         hook()
         transfer = message.frame.transfer
         if transfer in self.landed:
-            return Redirected.LANDED
+            return Redirected.COMPLETE
         old = self.places.get(transfer)
         if old is None:
             return Redirected.UNKNOWN
@@ -76,8 +76,8 @@ class NoMemory(BufferPool):
 
 
 def make(early_bytes: int = 1 << 20, pool: BufferPool | None = None) -> tuple[Matching, ScriptedOrigin]:
-    early = UnexpectedBuffers(early_bytes, pool or BufferPool.of_profile("training"))
-    return Matching(0, 0, threading.Lock(), early, DeferredIO()), ScriptedOrigin()
+    unexpected_buffers = UnexpectedBuffers(early_bytes, pool or BufferPool.of_profile("training"))
+    return Matching(0, 0, threading.Lock(), unexpected_buffers, DeferredIO()), ScriptedOrigin()
 
 
 def arrive(

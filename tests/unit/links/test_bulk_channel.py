@@ -19,10 +19,10 @@ from nexar.links.operation import Operation
 from nexar.links.sending import MessageHeader
 from nexar.security.authority import Authority
 from nexar.security.certificates import Trust
-from nexar.testing.bare_nodes import LinkedNode
-from nexar.testing.transports import why_unavailable
 from nexar.transport.base import Carrier, Expected
 from nexar.wire.frame import Frame, FrameKind, Lane, Space, encode
+from nexar_tools.bare_nodes import LinkedNode
+from nexar_tools.transports import why_unavailable
 from tests.unit.cluster.memory_mesh import eventually
 
 TAG = MessageHeader(space=Space.TAGGED, tag=7)
@@ -116,7 +116,7 @@ def test_a_sidecar_that_is_lost_between_messages_is_done_without(
     exchange(linked)
     broken, other = (linked.to_right, linked.to_left) if side == "sender" else (linked.to_left, linked.to_right)
     with caplog.at_level(logging.WARNING, "nexar.links.bulk_channel"):
-        linked.carrier(broken).abort("broken by the test")  # which the link on this side does not hear of
+        linked.carrier(broken).abort("broken by the test")  # which the link on this side does not learn of
         exchange(linked)
         eventually(lambda: other.stats()["sidecar_failovers"] == 1, "the other end")
     assert broken.stats()["sidecar_failovers"] == 1
@@ -246,7 +246,7 @@ SIZE = 3_000_000
 
 
 def sever(carrier: Carrier, way: int) -> None:
-    """Below everything that is ours: both ends of the TCP connection hear of it from the system."""
+    """Below everything that is ours: both ends of the TCP connection learn of it from the system."""
     connection = carrier._data if way % 2 else carrier._control  # type: ignore[attr-defined]
     with connection.lock:
         if connection.ended is None:

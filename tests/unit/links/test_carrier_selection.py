@@ -7,10 +7,13 @@ from nexar.links.carrier_selection import (
     PREFERENCE,
     bulk_channel_scheme,
     choose,
+    closes_on_death,
     is_relayed,
     number_of,
-    stays,
+    shares_memory,
+    shows_life,
     takes_bulk_channel,
+    wins_simultaneous_dial,
 )
 from nexar.links.flow_control import BUDGET_BYTES, admits
 from nexar.wire.frame import Lane
@@ -27,7 +30,14 @@ def test_nothing_connected_is_nothing_chosen() -> None:
 
 
 def test_every_scheme_has_a_number_of_its_own() -> None:
-    assert [number_of(scheme) for scheme in PREFERENCE] == list(range(len(PREFERENCE)))
+    assert {scheme: number_of(scheme) for scheme in PREFERENCE} == {
+        "memory": 0,
+        "shm": 1,
+        "quic": 2,
+        "tls": 3,
+        "tcp": 4,
+        "relay": 5,
+    }  # the wire format
     assert number_of("rdma") == number_of("rdma") >= 16
 
 
@@ -46,12 +56,12 @@ def test_a_lane_admits_within_its_budget_and_always_one_frame() -> None:
 
 @pytest.mark.parametrize(("mine", "yours"), list(permutations((1, 2, 9), 2)))
 def test_of_two_simultaneous_dials_exactly_the_lower_nodes_stays_seen_from_both_ends(mine: int, yours: int) -> None:
-    assert stays(mine, yours) is (mine < yours)
-    assert stays(mine, yours) is not stays(yours, mine)
+    assert wins_simultaneous_dial(mine, yours) is (mine < yours)
+    assert wins_simultaneous_dial(mine, yours) is not wins_simultaneous_dial(yours, mine)
 
 
 def test_a_dial_of_the_same_node_does_not_stay_beside_its_first_one() -> None:
-    assert not stays(4, 4)
+    assert not wins_simultaneous_dial(4, 4)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +114,12 @@ def test_what_goes_over_other_nodes_is_the_last_choice() -> None:
     assert is_relayed(("relay",))
     assert not is_relayed(("relay", "tls"))
     assert not is_relayed(())
+
+
+def test_one_carrier_with_the_capability_is_enough() -> None:
+    assert shares_memory(("quic", "shm"))
+    assert not shares_memory(("quic", "memory", "relay"))
+    assert closes_on_death(("quic", "tls"))
+    assert not closes_on_death(("quic", "relay", "paper"))
+    assert shows_life(("shm", "quic"))
+    assert not shows_life(("shm", "tls", "relay"))

@@ -5,7 +5,7 @@ import pytest
 
 from nexar.links.event_loop import LONGEST_WAIT, EventLoop, TaskRaised
 from nexar.links.operation import Waiter
-from tests.unit.links.waiting import LONG, Sleep, Told, in_a_while
+from tests.unit.links.waiting import LONG, ScriptedTransport, Sleep, in_a_while
 
 
 class CountedSleep(Sleep):
@@ -19,7 +19,7 @@ class CountedSleep(Sleep):
         self.asked.append(timeout)
 
 
-class Timed(Told):
+class Timed(ScriptedTransport):
     """Must be polled again soon, and may refuse the sleep."""
 
     until: float | None = None
@@ -55,7 +55,7 @@ def waiting() -> Waiter:
 
 def test_it_leaves_as_soon_as_nothing_is_pending(drive: EventLoop, transport: Timed) -> None:
     waiter = waiting()
-    transport.tell(lambda: waiter.count(None), lambda: pytest.fail("polled once too often"))
+    transport.execute(lambda: waiter.count(None), lambda: pytest.fail("polled once too often"))
     drive.until_done(waiter, in_a_while())
 
 
@@ -88,14 +88,14 @@ def test_it_does_not_sleep_when_a_transport_has_news(drive: EventLoop, transport
 
 def test_in_the_background_it_leaves_when_somebody_follows(drive: EventLoop, transport: Timed) -> None:
     followers: list[Waiter] = []
-    transport.tell(lambda: followers.append(Waiter()))
+    transport.execute(lambda: followers.append(Waiter()))
     drive.until_thread_waits(followers)
     assert followers
 
 
 def test_when_stopped_whoever_drives_leaves() -> None:
     sleep = Sleep()
-    drive = EventLoop(sleep, [Told(sleep)], 0.0)
+    drive = EventLoop(sleep, [ScriptedTransport(sleep)], 0.0)
     thread = threading.Thread(target=drive.until_thread_waits, args=([],), daemon=True)
     thread.start()
     assert sleep.begun.wait(10)
@@ -127,7 +127,7 @@ def test_what_the_native_transport_raises_between_two_looks_at_memory_ends_no_wa
 ) -> None:
     native, memory = Native(sleep), Memory(sleep)
     drive = EventLoop(native, [native, memory], LONG)
-    native.tell(lambda: 1 / 0)
+    native.execute(lambda: 1 / 0)
     assert drive._spin_again(rounds=1 << 10)
     assert not native.todo, "it was not asked"
     assert "ZeroDivisionError" in caplog.text
@@ -156,7 +156,7 @@ class Looked:
 def test_a_poller_is_looked_at_until_it_is_removed(drive: EventLoop, transport: Timed) -> None:
     poller, waiter = Looked(), waiting()
     drive.add(poller)
-    transport.tell(lambda: None, lambda: None, lambda: drive.remove(poller), lambda: waiter.count(None))
+    transport.execute(lambda: None, lambda: None, lambda: drive.remove(poller), lambda: waiter.count(None))
     drive.until_done(waiter, in_a_while())
     drive.remove(poller)
     assert poller.looks == 3  # the last one is the round in which it was removed
@@ -205,7 +205,7 @@ def test_in_the_background_tasks_run_too(drive: EventLoop) -> None:
 
 def test_a_task_ends_the_sleep_of_who_leads() -> None:
     sleep = Sleep()
-    drive, waiter = EventLoop(sleep, [Told(sleep)], 0.0), waiting()
+    drive, waiter = EventLoop(sleep, [ScriptedTransport(sleep)], 0.0), waiting()
     thread = threading.Thread(target=drive.until_done, args=(waiter, in_a_while()), daemon=True)
     thread.start()
     assert sleep.begun.wait(10)

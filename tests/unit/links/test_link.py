@@ -30,13 +30,13 @@ from nexar.links.link import Closing, Link, close_all
 from nexar.links.operation import Operation
 from nexar.links.progress import Progress
 from nexar.links.sending import MessageHeader, Sending
-from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.faults import Faults, LinkStall
 from nexar.transport.base import Carrier, CarrierLost, Expected, Redirected
 from nexar.transport.sleeper import PollSleeper
 from nexar.types import AwaitedPeer
 from nexar.wire.control import Ping
 from nexar.wire.frame import Frame, FrameKind, Lane, Space, encode
+from nexar_tools.bare_nodes import LinkedNode
 from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.links.conftest import MakePair, Pair
 
@@ -155,7 +155,7 @@ def test_a_send_cancelled_while_it_waits_for_credit_leaves_no_gap(make_pair: Mak
     assert [receive(pair.right, 1)[0] for _ in expected] == expected
 
 
-def test_closing_politely_delivers_what_was_sent_and_tells_the_peer(pair: Pair) -> None:
+def test_closing_politely_delivers_what_was_sent_and_notifies_the_peer(pair: Pair) -> None:
     pair.to_right.post_send(0, memoryview(b"last words"), about=TAG)
     pair.to_right.close()
     assert receive(pair.right, 1) == b"last words"
@@ -655,7 +655,7 @@ def test_a_node_without_a_transport_in_common_and_a_closed_one_say_so(pair: Pair
         pair.left.connect(2, pair.right.addresses_for(1))
 
 
-PATIENCE = 0.1
+EVENT_TIMEOUT = 0.1
 
 
 class Slow:
@@ -694,22 +694,22 @@ def progress() -> Progress:
 def test_a_peer_that_is_slow_is_waited_for_while_it_says_anything(progress: Progress) -> None:
     slow = Slow(progress, words=4, agrees=True)
     begin = time.monotonic()
-    close_all(progress, [slow], close_timeout=PATIENCE, longest=60)  # type: ignore[list-item]
+    close_all(progress, [slow], close_timeout=EVENT_TIMEOUT, longest=60)  # type: ignore[list-item]
     assert slow.aborted is None
-    assert time.monotonic() - begin > 2 * PATIENCE
+    assert time.monotonic() - begin > 2 * EVENT_TIMEOUT
 
 
-def test_peers_that_are_silent_are_given_up_after_one_patience(progress: Progress) -> None:
+def test_peers_that_are_silent_are_given_up_after_one_timeout(progress: Progress) -> None:
     silent = [Slow(progress, words=0, agrees=False) for _ in range(3)]
     begin = time.monotonic()
-    close_all(progress, silent, close_timeout=PATIENCE, longest=60)  # type: ignore[arg-type]
+    close_all(progress, silent, close_timeout=EVENT_TIMEOUT, longest=60)  # type: ignore[arg-type]
     assert all(link.aborted is not None for link in silent)
     assert time.monotonic() - begin < 10
 
 
 def test_a_peer_that_never_agrees_is_given_up_in_the_end(progress: Progress) -> None:
     endless = Slow(progress, words=1 << 40, agrees=False)
-    close_all(progress, [endless], close_timeout=PATIENCE / 10, longest=PATIENCE)  # type: ignore[list-item]
+    close_all(progress, [endless], close_timeout=EVENT_TIMEOUT / 10, longest=EVENT_TIMEOUT)  # type: ignore[list-item]
     assert endless.aborted is not None
 
 

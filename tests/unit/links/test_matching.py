@@ -175,7 +175,7 @@ def test_cancelling_in_mid_flight_keeps_the_message_although_the_budget_is_used_
     assert matching._unexpected_buffers.budget.used == 0
 
 
-def test_cancelling_in_mid_flight_without_memory_tells_the_sender() -> None:
+def test_cancelling_in_mid_flight_without_memory_notifies_the_sender() -> None:
     matching, origin = make(pool=NoMemory())
     receive = matching.post(memoryview(bytearray(4)), source=1, space=TAGGED, tag=7)
     message = announce(matching, origin, 4, transfer=1)

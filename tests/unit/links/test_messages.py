@@ -179,38 +179,38 @@ KEYS = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "drop_first", "put_back", "remove"]), KEYS)))
-def test_a_shelf_is_a_list_for_each_key(steps: list[tuple[str, tuple[int, int, int]]]) -> None:
-    shelf: FifoByKey[Thing] = FifoByKey()
+def test_a_queue_is_a_list_for_each_key(steps: list[tuple[str, tuple[int, int, int]]]) -> None:
+    fifo: FifoByKey[Thing] = FifoByKey()
     model: dict[tuple[int, int, int], list[Thing]] = {}
     for number, (verb, key) in enumerate(steps):
         queue = model.setdefault(key, [])
         if verb == "put":
             thing = Thing(number)
-            shelf.put(key, thing)
+            fifo.put(key, thing)
             queue.append(thing)
         elif verb == "put_back" and queue:
             thing = queue[len(queue) // 2]  # taken from the middle, it comes back to the middle
-            assert shelf.remove(key, thing)
-            shelf.put(key, thing)
+            assert fifo.remove(key, thing)
+            fifo.put(key, thing)
         elif verb == "drop_first" and queue:
-            assert shelf.first(key) is queue.pop(0)
-            shelf.drop_first(key)
+            assert fifo.first(key) is queue.pop(0)
+            fifo.drop_first(key)
         elif queue:
             thing = queue.pop(len(queue) // 2)
-            assert shelf.remove(key, thing)
+            assert fifo.remove(key, thing)
         else:
-            assert not shelf.remove(key, Thing(0))
-        assert shelf.first(key) is (queue[0] if queue else None)
-        assert len(shelf) == sum(map(len, model.values()))
-        assert {k for k, _ in shelf.heads()} == {k for k, q in model.items() if q}
+            assert not fifo.remove(key, Thing(0))
+        assert fifo.first(key) is (queue[0] if queue else None)
+        assert len(fifo) == sum(map(len, model.values()))
+        assert {k for k, _ in fifo.heads()} == {k for k, q in model.items() if q}
 
 
-def test_an_empty_shelf_holds_no_trace_of_its_keys() -> None:
-    shelf: FifoByKey[Thing] = FifoByKey()
+def test_an_empty_queue_holds_no_trace_of_its_keys() -> None:
+    fifo: FifoByKey[Thing] = FifoByKey()
     for tag in range(1000):
-        shelf.put((1, 2, tag), Thing(tag))
-        shelf.put((1, 2, tag), Thing(tag + 1))
-        shelf.drop_first((1, 2, tag))
-        shelf.drop_first((1, 2, tag))
-    assert not shelf.oldest
-    assert not shelf._more
+        fifo.put((1, 2, tag), Thing(tag))
+        fifo.put((1, 2, tag), Thing(tag + 1))
+        fifo.drop_first((1, 2, tag))
+        fifo.drop_first((1, 2, tag))
+    assert not fifo.oldest
+    assert not fifo._more

@@ -1,4 +1,4 @@
-"""The ledger alone, whose frames are made here; then with what it tells to drop messages."""
+"""The mismatch detector alone, whose frames are made here; then with the messages that it drops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nexar.errors import Cancelled
 from nexar.links.mismatch_detector import _UNEXPECTED, REMEMBERED, CallFacts, MismatchDetector, differ
 from nexar.links.sending import MessageHeader
-from nexar.testing.bare_nodes import LinkedNode
 from nexar.wire.frame import Frame, FrameKind, Space
+from nexar_tools.bare_nodes import LinkedNode
 from tests.unit.links.conftest import MakePair
 from tests.unit.links.scripted_origin import make
 
@@ -21,7 +21,7 @@ BROADCAST: CallFacts = (3, 11, 8, 1, 0, 17)
 
 
 class Book:
-    """A ledger, and what it said."""
+    """A mismatch detector, and what it said."""
 
     def __init__(self) -> None:
         self.discarded: list[tuple[int, str]] = []
@@ -48,7 +48,7 @@ def test_frames_of_the_same_call_are_let_in_and_nothing_is_said() -> None:
     assert not book.differences
 
 
-def test_a_frame_of_another_call_is_a_disagreement_told_once_for_each_source() -> None:
+def test_a_frame_of_another_call_is_a_disagreement_reported_once_for_each_source() -> None:
     book = Book()
     book.mismatch_detector.begin(0, ALL_REDUCE)
     for source in (7, 8, 7):
@@ -172,7 +172,7 @@ def collective(kind: FrameKind, sequence: int, length: int, transfer: int = 0) -
     )
 
 
-def test_early_messages_of_a_call_that_was_given_up_go_and_their_senders_are_told() -> None:
+def test_early_messages_of_a_call_that_was_given_up_go_and_their_senders_are_notified() -> None:
     matching, origin = make(early_bytes=1 << 10)
     with matching.lock:
         matching.arrive(origin, 1, collective(FrameKind.EAGER, 0, 3), (), memoryview(b"abc"))

@@ -49,8 +49,8 @@ def test_every_waiter_of_an_operation_counts_it() -> None:
     operation, other = post(), post()
     waiters = [Waiter() for _ in range(3)]
     for waiter in waiters:
-        operation.join(waiter)
-        other.join(waiter)
+        operation.add_waiter(waiter)
+        other.add_waiter(waiter)
     operation.end()
     assert [waiter.pending for waiter in waiters] == [1, 1, 1]
     other.end()
@@ -61,18 +61,18 @@ def test_an_error_leaves_nothing_to_wait_for_to_any_waiter() -> None:
     operation, other = post(), post()
     waiters = [Waiter() for _ in range(3)]
     for waiter in waiters:
-        operation.join(waiter)
-        other.join(waiter)
+        operation.add_waiter(waiter)
+        other.add_waiter(waiter)
     operation.end(lost())
     assert [waiter.pending for waiter in waiters] == [0, 0, 0]
     other.end()
     assert [waiter.pending for waiter in waiters] == [0, 0, 0]
 
 
-def test_a_waiter_that_has_parted_is_not_told() -> None:
+def test_a_waiter_that_has_parted_is_not_notified() -> None:
     operation, waiter = post(), Waiter()
-    operation.join(waiter)
-    operation.part(waiter)
+    operation.add_waiter(waiter)
+    operation.remove_waiter(waiter)
     operation.end()
     assert waiter.pending == 1
 
@@ -149,7 +149,7 @@ def test_an_operation_may_end_after_the_loop_that_awaited_it() -> None:
     loop.run_until_complete(begin())
     loop.close()
     with operation.lock:
-        operation.join(waiter)
+        operation.add_waiter(waiter)
     operation.end()
     assert operation.done
     assert not waiter.pending

@@ -163,7 +163,6 @@ def _frame() -> FrameType:
     ("module", "inside"),
     [
         ("nexar.links.stand_in", True),
-        ("nexar.links.reconnect", False),
         ("nexar.group", True),
         ("nexar.collectives.stand_in", True),
         ("nexar.communicator.stand_in", True),
@@ -260,7 +259,7 @@ def test_a_signal_at_any_other_time_raises_at_once(interrupts: SignalDeferral) -
 
 def test_a_signal_in_a_wait_that_leads_cancels_its_operations(node: Node) -> None:
     operation = node.post()
-    node.transport.tell(ctrl_c)
+    node.transport.execute(ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         node.wait(operation)
     assert operation.cancelled
@@ -270,11 +269,11 @@ def test_a_signal_in_a_wait_that_follows_cancels_its_operations(node: Node) -> N
     never, mine = node.post(), node.post()
     leader = Waiting(node, [never])
     leader.is_driving()
-    node.transport.tell(lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
+    node.transport.execute(lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         node.wait(mine)
     assert mine.cancelled
-    node.transport.tell(never.end)
+    node.transport.execute(never.end)
     assert leader.ended() is None
 
 
@@ -290,7 +289,7 @@ def test_a_signal_on_the_way_into_a_wait_is_not_slept_over(moment: str, monkeypa
         node.wait(mine, deadline=begin + 20)
     assert time.monotonic() - begin < 10
     assert mine.cancelled
-    node.transport.tell(never.end)
+    node.transport.execute(never.end)
     assert leader.ended() is None
     node.progress.close()
 
@@ -336,7 +335,7 @@ def test_a_handler_that_returns_lets_the_wait_go_on(node: Node) -> None:
     seen: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     operation = node.post()
-    node.transport.tell(ctrl_c, operation.end)
+    node.transport.execute(ctrl_c, operation.end)
     node.wait(operation)
     assert seen == [signal.SIGINT]
 
@@ -345,11 +344,11 @@ def test_a_handler_may_wait_in_its_turn(node: Node) -> None:
     inner, outer = node.post(), node.post()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        node.transport.tell(inner.end)
+        node.transport.execute(inner.end)
         node.wait(inner)
 
     signal.signal(signal.SIGINT, handle)
-    node.transport.tell(ctrl_c, ctrl_c, outer.end)
+    node.transport.execute(ctrl_c, ctrl_c, outer.end)
     node.wait(outer)
     assert inner.done
 
@@ -376,7 +375,7 @@ def test_other_signals_whose_handler_raises_find_their_moment_too(node: Node, nu
     signal.signal(number, leave)
     of_the_process.enter()
     operation = node.post()
-    node.transport.tell(lambda: signal.raise_signal(number))
+    node.transport.execute(lambda: signal.raise_signal(number))
     with pytest.raises(SystemExit):
         node.wait(operation)
     assert operation.cancelled

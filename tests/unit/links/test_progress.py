@@ -15,9 +15,9 @@ from nexar.links import progress
 from nexar.links.event_loop import EventLoop
 from nexar.links.operation import FINISHED, Waiter
 from nexar.links.progress import DEFAULT_SPIN, DriverElection, ProgressThread, spin_of
-from nexar.transport.registry import ForeignTransport, TransportFailed
+from nexar.transport.registry import ThirdPartyTransport, TransportFailed
 from tests.unit.cluster.memory_mesh import eventually
-from tests.unit.links.waiting import Node, Posted, Sleep, Told, Waiting, in_a_while
+from tests.unit.links.waiting import Node, Posted, ScriptedTransport, Sleep, Waiting, in_a_while
 
 
 class Stage:
@@ -25,7 +25,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.sleep = Sleep()
-        self.transport = Told(self.sleep)
+        self.transport = ScriptedTransport(self.sleep)
         self.event_loop = EventLoop(self.sleep, [self.transport], 0.0)
         self.election = DriverElection(threading.Lock())
 
@@ -45,7 +45,7 @@ def stage() -> Iterator[Stage]:
 def polled(stage: Stage) -> bool:
     """Does anybody drive?"""
     done = threading.Event()
-    stage.transport.tell(done.set)
+    stage.transport.execute(done.set)
     return done.wait(10)
 
 
@@ -88,41 +88,41 @@ def test_it_steps_in_at_once_when_asked_and_nobody_leads(stage: Stage, monkeypat
 
 
 @pytest.fixture
-def leadership() -> DriverElection:
+def driver_election() -> DriverElection:
     return DriverElection(threading.Lock())
 
 
-def follow(leadership: DriverElection, count: int) -> list[Waiter]:
+def follow(driver_election: DriverElection, count: int) -> list[Waiter]:
     waiters = [Waiter() for _ in range(count)]
     for waiter in waiters:
         waiter.prepare()
-        leadership.waiting_threads.append(waiter)
+        driver_election.waiting_threads.append(waiter)
     return waiters
 
 
-def test_an_offer_wakes_one_follower_and_the_next_offer_the_next(leadership: DriverElection) -> None:
-    waiters = follow(leadership, 3)
-    leadership.offer()
+def test_an_offer_wakes_one_follower_and_the_next_offer_the_next(driver_election: DriverElection) -> None:
+    waiters = follow(driver_election, 3)
+    driver_election.offer()
     assert [waiter.asleep for waiter in waiters] == [False, True, True]
-    leadership.offer()
+    driver_election.offer()
     assert [waiter.asleep for waiter in waiters] == [False, False, True]
 
 
-def test_an_offer_to_nobody_is_fine(leadership: DriverElection) -> None:
-    leadership.offer()
+def test_an_offer_to_nobody_is_fine(driver_election: DriverElection) -> None:
+    driver_election.offer()
 
 
-def test_the_end_wakes_every_follower_and_stands_for_later_ones(leadership: DriverElection) -> None:
-    waiters = follow(leadership, 5)
-    leadership.end(UsageError("over"))
+def test_the_end_wakes_every_follower_and_stands_for_later_ones(driver_election: DriverElection) -> None:
+    waiters = follow(driver_election, 5)
+    driver_election.end(UsageError("over"))
     assert not any(waiter.asleep for waiter in waiters)
-    assert leadership.ended is not None
+    assert driver_election.ended is not None
 
 
-def test_in_a_forked_child_nobody_follows(leadership: DriverElection) -> None:
-    waiters = follow(leadership, 2)
-    leadership.abandon(UsageError("the parent's"))
-    assert leadership.waiting_threads == []
+def test_in_a_forked_child_nobody_follows(driver_election: DriverElection) -> None:
+    waiters = follow(driver_election, 2)
+    driver_election.abandon(UsageError("the parent's"))
+    assert driver_election.waiting_threads == []
     assert all(waiter.asleep for waiter in waiters), "a child takes no lock"
 
 
@@ -145,7 +145,7 @@ def lost() -> PeerLost:
 
 def test_a_wait_drives_until_its_operations_are_done(node: Node) -> None:
     first, second = node.post(), node.post()
-    node.transport.tell(first.end, second.end)
+    node.transport.execute(first.end, second.end)
     node.wait(first, second, FINISHED)
     assert first.done
     assert second.done
@@ -156,16 +156,16 @@ def test_a_wait_that_follows_ends_when_the_leader_finishes_its_operation(node: N
     leader = Waiting(node, [mine])
     assert node.sleep.begun.wait(10)
     follower = Waiting(node, [yours])
-    node.transport.tell(yours.end)
+    node.transport.execute(yours.end)
     assert follower.ended() is None
-    node.transport.tell(mine.end)
+    node.transport.execute(mine.end)
     assert leader.ended() is None
 
 
 def test_two_threads_may_wait_for_one_operation(node: Node) -> None:
     operation = node.post()
     threads = [Waiting(node, [operation]) for _ in range(5)]
-    node.transport.tell(operation.end)
+    node.transport.execute(operation.end)
     assert [thread.ended() for thread in threads] == [None] * 5
 
 
@@ -185,7 +185,7 @@ def test_it_is_known_which_thread_waits_for_what_whether_it_leads_or_follows(nod
         follower.ident: "the second",
     }
     assert all(begun <= since <= time.monotonic() for _, since in known.values())
-    node.transport.tell(mine.end, yours.end)
+    node.transport.execute(mine.end, yours.end)
     assert (leader.ended(), follower.ended()) == (None, None)
     assert node.progress.waits() == []
 
@@ -212,7 +212,7 @@ def test_a_wait_is_known_to_its_own_node_alone(node: Node) -> None:
     assert node.progress.waits()
     assert other.progress.waits() == []
     other.progress.close()
-    node.transport.tell(operation.end)
+    node.transport.execute(operation.end)
     assert thread.ended() is None
 
 
@@ -225,7 +225,7 @@ def test_a_wait_of_a_signal_handler_is_known_beside_the_one_it_interrupts() -> N
         outer.end()
 
     def handle(*_: object) -> None:
-        node.transport.tell(look)
+        node.transport.execute(look)
         node.wait(inner)
 
     def interrupt() -> None:
@@ -251,7 +251,7 @@ def test_a_wait_of_a_signal_handler_is_known_beside_the_one_it_interrupts() -> N
 
 def test_an_error_ends_the_wait_at_once_and_the_rest_is_cancelled(node: Node) -> None:
     send, receive = node.post("the send"), node.post("the receive")
-    node.transport.tell(lambda: send.end(lost()))
+    node.transport.execute(lambda: send.end(lost()))
     begin = time.monotonic()
     with pytest.raises(PeerLost, match="it is gone"):
         node.wait(send, receive, deadline=begin + 5)
@@ -261,7 +261,7 @@ def test_an_error_ends_the_wait_at_once_and_the_rest_is_cancelled(node: Node) ->
 
 def test_an_error_is_raised_whatever_its_place_among_the_operations(node: Node) -> None:
     operations = [node.post(f"number {number}") for number in range(4)]
-    node.transport.tell(operations[0].end, lambda: operations[2].end(lost()))
+    node.transport.execute(operations[0].end, lambda: operations[2].end(lost()))
     with pytest.raises(PeerLost):
         node.wait(*operations)
     assert [operation.cancelled for operation in operations] == [False, True, False, True]
@@ -281,37 +281,37 @@ def test_an_error_ends_the_wait_of_a_follower(node: Node) -> None:
     assert node.sleep.begun.wait(10)
     failing, other = node.post(), node.post()
     follower = Waiting(node, [failing, other])
-    node.transport.tell(lambda: failing.end(lost()))
+    node.transport.execute(lambda: failing.end(lost()))
     assert isinstance(follower.ended(), PeerLost)
     assert other.cancelled
-    node.transport.tell(mine.end)
+    node.transport.execute(mine.end)
     assert leader.ended() is None
 
 
 def test_operations_that_end_after_an_error_do_not_confuse_the_wait(node: Node) -> None:
     first, second, third = (node.post() for _ in range(3))
-    node.transport.tell(lambda: (first.end(lost()), second.end()))
+    node.transport.execute(lambda: (first.end(lost()), second.end()))
     with pytest.raises(PeerLost):
         node.wait(first, second, third)
     assert third.cancelled
 
 
-# -- the alarm -------------------------------------------------------------------------------------------------------
+# -- the abort signal -------------------------------------------------------------------------------------------------
 
 
-def test_an_alarm_ends_the_wait_of_who_leads_and_of_who_follows(node: Node) -> None:
-    alarm, mine, yours = node.post("the alarm"), node.post(), node.post()
+def test_a_cancel_token_ends_the_wait_of_the_driver_and_of_followers(node: Node) -> None:
+    abort_signal, mine, yours = node.post("the abort signal"), node.post(), node.post()
 
     def wait(operation: Posted) -> None:
         with pytest.raises(PeerLost, match="it is gone"):
-            node.progress.wait([operation], in_a_while(), alarm)
+            node.progress.wait([operation], in_a_while(), abort_signal)
 
     threads = [threading.Thread(target=wait, args=(operation,), daemon=True) for operation in (mine, yours)]
     threads[0].start()
     assert node.sleep.begun.wait(10)
     threads[1].start()
     begin = time.monotonic()
-    alarm.end(lost())
+    abort_signal.end(lost())
     for thread in threads:
         thread.join(5)
     assert time.monotonic() - begin < 4
@@ -319,31 +319,31 @@ def test_an_alarm_ends_the_wait_of_who_leads_and_of_who_follows(node: Node) -> N
     assert yours.cancelled
 
 
-def test_an_alarm_from_before_the_wait_ends_it_at_once(node: Node) -> None:
-    alarm, operation = node.post(), node.post()
-    alarm.end(lost())
+def test_a_cancel_token_from_before_the_wait_ends_it_at_once(node: Node) -> None:
+    abort_signal, operation = node.post(), node.post()
+    abort_signal.end(lost())
     with pytest.raises(PeerLost):
-        node.progress.wait([operation], in_a_while(), alarm)
+        node.progress.wait([operation], in_a_while(), abort_signal)
     assert operation.cancelled
 
 
-def test_an_alarm_that_keeps_quiet_or_ends_well_is_not_waited_for_and_keeps_no_trace(node: Node) -> None:
-    alarm = node.post()
+def test_a_cancel_token_that_is_not_used_is_not_waited_for_and_keeps_no_trace(node: Node) -> None:
+    abort_signal = node.post()
     for _ in range(3):
         operation = node.post()
-        node.transport.tell(operation.end)
-        node.progress.wait([operation, FINISHED], in_a_while(), alarm)
-    assert not alarm._callbacks
-    assert not alarm.cancelled
+        node.transport.execute(operation.end)
+        node.progress.wait([operation, FINISHED], in_a_while(), abort_signal)
+    assert not abort_signal._callbacks
+    assert not abort_signal.cancelled
     operation = node.post()
-    node.transport.tell(alarm.end, operation.end)
-    node.progress.wait([operation], in_a_while(), alarm)
+    node.transport.execute(abort_signal.end, operation.end)
+    node.progress.wait([operation], in_a_while(), abort_signal)
 
 
-def test_what_is_done_does_not_mind_the_alarm(node: Node) -> None:
-    alarm = node.post()
-    alarm.end(lost())
-    node.progress.wait([FINISHED], in_a_while(), alarm)
+def test_what_is_done_does_not_mind_the_cancel_token(node: Node) -> None:
+    abort_signal = node.post()
+    abort_signal.end(lost())
+    node.progress.wait([FINISHED], in_a_while(), abort_signal)
 
 
 # -- the deadline ----------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_what_is_done_does_not_mind_the_alarm(node: Node) -> None:
 
 def test_at_the_deadline_a_wait_names_what_is_missing_and_cancels_it(node: Node) -> None:
     done, missing = node.post("the done one"), node.post("the missing one")
-    node.transport.tell(done.end)
+    node.transport.execute(done.end)
     with pytest.raises(OperationTimeout, match="the missing one") as caught:
         node.wait(done, missing, deadline=time.monotonic() + 0.01)
     assert "the done one" not in str(caught.value)
@@ -386,7 +386,7 @@ def test_a_wait_that_keeps_its_operations_leaves_them_in_flight_at_the_deadline(
         with pytest.raises(OperationTimeout):
             node.progress.wait([late], time.monotonic() + 0.01, keep=True)
         assert not late.done
-    node.transport.tell(late.end)
+    node.transport.execute(late.end)
     node.wait(late)
     assert late.error is None
 
@@ -422,10 +422,10 @@ def test_a_follower_whose_operation_ends_at_its_deadline_never_raises_anything_s
         follower = Waiting(node, [operation], deadline=now + 0.002)
         while time.monotonic() < now + 0.0019:
             pass
-        node.transport.tell(operation.end)
+        node.transport.execute(operation.end)
         assert isinstance(follower.ended(), OperationTimeout | None)
         assert operation.done
-    node.transport.tell(never.end)
+    node.transport.execute(never.end)
     assert leader.ended() is None
 
 
@@ -438,20 +438,20 @@ def test_the_deadline_is_kept_under_constant_traffic(node: Node) -> None:
         node.transport.always = None
 
 
-# -- leadership ------------------------------------------------------------------------------------------------------
+# -- driver election -----------------------------------------------------------------------------------------------
 
 
 def test_a_leader_that_leaves_hands_over(node: Node) -> None:
     operations = [node.post() for _ in range(20)]
     threads = [Waiting(node, [operation]) for operation in operations]
     for operation, thread in zip(operations, threads, strict=True):
-        node.transport.tell(operation.end)
+        node.transport.execute(operation.end)
         assert thread.ended() is None
 
 
 def test_the_progress_thread_drives_while_nobody_waits(node: Node) -> None:
     driven = threading.Event()
-    node.transport.tell(driven.set)
+    node.transport.execute(driven.set)
     assert driven.wait(10)
 
 
@@ -459,9 +459,9 @@ def test_what_a_transport_raises_costs_no_more_than_the_connection_it_has_closed
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     node = Node()
-    node.transport.tell(lambda: 1 / 0)
+    node.transport.execute(lambda: 1 / 0)
     operation = node.post()
-    node.transport.tell(operation.end)
+    node.transport.execute(operation.end)
     node.wait(operation)
     assert "ZeroDivisionError" in caplog.text
     assert node.progress._progress_thread._thread.is_alive()
@@ -495,10 +495,10 @@ def test_a_transport_that_raises_at_every_look_ends_every_wait(monkeypatch: pyte
     node = Node()
 
     def again() -> None:
-        node.transport.tell(again)
+        node.transport.execute(again)
         raise ZeroDivisionError
 
-    node.transport.tell(again)
+    node.transport.execute(again)
     node.progress._progress_thread._thread.join(60)
     with pytest.raises(InternalError, match="progress thread ended"):
         node.wait(node.post())
@@ -547,15 +547,15 @@ def test_a_wait_on_a_closed_node_raises_and_closing_again_does_nothing(node: Nod
     node.progress.close()
 
 
-def test_a_forked_child_is_told_unless_it_was_unregistered(node: Node) -> None:
-    told: list[str] = []
-    node.progress.when_forked(lambda: told.append("first"))
-    forget = node.progress.when_forked(lambda: told.append("second"))
+def test_a_forked_child_is_notified_unless_it_was_unregistered(node: Node) -> None:
+    reported: list[str] = []
+    node.progress.when_forked(lambda: reported.append("first"))
+    forget = node.progress.when_forked(lambda: reported.append("second"))
     forget()
     forget()
     child = os.fork()
     if not child:
-        os._exit(0 if told == ["first"] and node.transport.abandoned else 1)
+        os._exit(0 if reported == ["first"] and node.transport.abandoned else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -585,7 +585,7 @@ def test_a_wait_in_a_forked_child_raises_whoever_led_in_the_parent(node: Node) -
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    node.transport.tell(never.end)
+    node.transport.execute(never.end)
     assert leader.ended() is None
 
 
@@ -623,37 +623,39 @@ def test_a_task_that_raises_ends_every_wait(node: Node) -> None:
         node.progress.check()
 
 
-def foreign_node(told: list[str]) -> Node:
+def foreign_node(reported: list[str]) -> Node:
     return Node(
-        lambda inside: ForeignTransport(inside, lambda error: f"the transport of somebody raised {error!r}"),
-        on_end=lambda: told.append("ended"),
+        lambda inside: ThirdPartyTransport(
+            inside, inside.capabilities, lambda error: f"the transport of somebody raised {error!r}"
+        ),
+        on_end=lambda: reported.append("ended"),
     )
 
 
 def test_a_transport_of_others_that_raises_ends_all_waiting_with_its_name() -> None:
-    told: list[str] = []
-    node = foreign_node(told)
+    reported: list[str] = []
+    node = foreign_node(reported)
     first = Waiting(node, [node.post()])
     assert node.sleep.begun.wait(10)
     second = Waiting(node, [node.post()])
-    node.transport.tell(lambda: 1 // 0)
+    node.transport.execute(lambda: 1 // 0)
     for waiting in (first, second):
         error = waiting.ended()
         assert isinstance(error, TransportFailed)
         assert "of somebody raised ZeroDivisionError" in str(error)
     with pytest.raises(TransportFailed):
         node.progress.check()
-    assert told
+    assert reported
     node.progress.close()
 
 
 def test_it_does_so_also_where_nobody_waits() -> None:
-    told: list[str] = []
-    node = foreign_node(told)
+    reported: list[str] = []
+    node = foreign_node(reported)
     assert node.sleep.begun.wait(10)
-    node.transport.tell(lambda: 1 // 0)
+    node.transport.execute(lambda: 1 // 0)
     node.progress._progress_thread._thread.join(10)
-    assert told == ["ended"]
+    assert reported == ["ended"]
     with pytest.raises(TransportFailed, match="of somebody raised ZeroDivisionError"):
         node.wait(node.post())
     node.progress.close()
@@ -681,7 +683,7 @@ def test_pollers_are_driven(node: Node) -> None:
     node.wait(operation)
     node.progress.remove_poller(poller)
     poller.operation = second = node.post()
-    node.transport.tell(lambda: None, second.end)
+    node.transport.execute(lambda: None, second.end)
     node.wait(second)
     assert poller.operation is second
 

@@ -1,4 +1,4 @@
-"""What ends while payloads arrive: who has a message, and what its sender hears."""
+"""What ends while payloads arrive: who has a message, and what its sender learns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TAG = MessageHeader(space=Space.TAGGED, tag=7)
 DATA = bytes(range(250)) * 1200
 
 
-class Unheard:
-    """The receiving link does not hear yet that a payload has arrived, though its carrier knows."""
+class Unnotified:
+    """The receiving link does not know yet that a payload has arrived, though its carrier knows."""
 
     def __init__(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         self.landed = threading.Event()
@@ -33,24 +33,24 @@ class Unheard:
         self._said.append((carrier, transfer))
         self.landed.set()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         for carrier, transfer in self._said:
             self._tell(carrier, transfer)
 
 
 @pytest.fixture
-def unheard(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Unheard:
-    return Unheard(pair, monkeypatch)
+def unnotified(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Unnotified:
+    return Unnotified(pair, monkeypatch)
 
 
 def receive(pair: Pair) -> Receive:
     return pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=7)
 
 
-def received_unheard(pair: Pair, unheard: Unheard) -> Operation:
+def received_unnotified(pair: Pair, unnotified: Unnotified) -> Operation:
     """A message that landed early is received; the driving thread is yet to say that it landed."""
     send = pair.to_right.post_send(0, memoryview(DATA), about=TAG)
-    assert unheard.landed.wait(10)
+    assert unnotified.landed.wait(10)
     late = receive(pair)
     assert late.done
     assert bytes(late.into or b"") == DATA
@@ -59,26 +59,26 @@ def received_unheard(pair: Pair, unheard: Unheard) -> Operation:
 
 
 def test_what_was_received_is_delivered_although_the_communicator_is_closed_at_once(
-    pair: Pair, unheard: Unheard
+    pair: Pair, unnotified: Unnotified
 ) -> None:
-    send = received_unheard(pair, unheard)
+    send = received_unnotified(pair, unnotified)
     pair.right.router.close(pair.right.matching, LinkClosed(owner="the communicator"))
     pair.left.wait(send)
-    unheard.tell()  # late, and of no consequence
+    unnotified.notify()  # late, and of no consequence
     assert pair.to_left.stats()["payloads_received"] == 1
 
 
-def test_what_was_received_is_delivered_although_the_link_is_closed_at_once(pair: Pair, unheard: Unheard) -> None:
-    send = received_unheard(pair, unheard)
+def test_what_was_received_is_delivered_although_the_link_is_closed_at_once(pair: Pair, unnotified: Unnotified) -> None:
+    send = received_unnotified(pair, unnotified)
     pair.to_left.close()
     pair.left.wait(send)
 
 
-def test_what_is_whole_and_waits_for_a_receive_outlives_the_link(pair: Pair, unheard: Unheard) -> None:
+def test_what_is_whole_and_waits_for_a_receive_outlives_the_link(pair: Pair, unnotified: Unnotified) -> None:
     first = receive(pair)
     send = pair.to_right.post_send(0, memoryview(DATA), about=TAG)
-    assert unheard.landed.wait(10)
-    first.cancel()  # puts it on the shelf, whole
+    assert unnotified.landed.wait(10)
+    first.cancel()  # puts it into the queue, whole
     pair.to_left.close()
     pair.left.wait(send)
     assert bytes(receive(pair).into or b"") == DATA

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from nexar.errors import PeerLost, Revoked, UsageError
-from nexar.links.router import _CLOSED_KEPT, _KEPT, Notice, NoticeDispatch, NoticeTarget
+from nexar.links.link import Link
+from nexar.links.router import _CLOSED_KEPT, _KEPT, Notice, NoticeDispatch
 from nexar.links.sending import MessageHeader
 from nexar.wire.control import Blamed, CallAborted, CallMismatch, Message, Ping, ProgressQuery, ProgressReply
 from nexar.wire.frame import Space
@@ -31,18 +32,18 @@ def gave_up(communicator: int, generation: int = 0, sequence: int = 0) -> CallAb
 
 
 def make() -> tuple[NoticeDispatch, list[Notice]]:
-    notices, heard = NoticeDispatch(threading.Lock()), list[Notice]()
+    notices, received = NoticeDispatch(threading.Lock()), list[Notice]()
 
-    def receive(speaker: NoticeTarget, notice: Notice) -> None:
+    def receive(speaker: Link, notice: Notice) -> None:
         assert speaker is WHO
-        heard.append(notice)
+        received.append(notice)
 
     notices.open(3, 1, receive)
-    return notices, heard
+    return notices, received
 
 
 def test_a_notice_goes_to_its_generation_of_its_communicator_and_no_other() -> None:
-    notices, heard = make()
+    notices, received = make()
     mine: list[Notice] = [
         gave_up(3, 1),
         CallMismatch(3, 1, 0, {}),
@@ -51,7 +52,7 @@ def test_a_notice_goes_to_its_generation_of_its_communicator_and_no_other() -> N
     ]
     for notice in [gave_up(4, 1), gave_up(3, 2), *mine]:
         notices.arrived(WHO, notice)
-    assert heard == mine
+    assert received == mine
 
 
 def test_what_came_before_the_communicator_was_open_is_delivered_when_it_opens() -> None:
@@ -86,32 +87,32 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_notices_of_a_generation_that_is_over_are_dropped() -> None:
-    notices, heard = make()
+    notices, received = make()
     notices.arrived(WHO, gave_up(3, 0))
     notices.close(3, 1)
     notices.close(3, 1)
     for generation in (0, 1):
         notices.arrived(WHO, gave_up(3, generation))
-    assert not heard
+    assert not received
     assert notices.dropped == 2
     assert not notices._kept
 
 
 def test_messages_about_no_communicator_are_dropped_and_counted() -> None:
-    notices, heard = make()
+    notices, received = make()
     notices.arrived(WHO, Ping(1))
     assert notices.dropped == 1
-    assert not heard
+    assert not received
 
 
 def test_what_a_peer_writes_is_cut_to_lines_and_lists_of_a_bounded_length() -> None:
-    notices, heard = make()
+    notices, received = make()
     long = "\x1b[31m\n" + "x" * 5000
     culprits = (Blamed(0, long, long),) * 500
     notices.arrived(WHO, CallAborted(3, 1, 0, 1, long, culprits=culprits))
     notices.arrived(WHO, ProgressReply(3, 1, 5, 0, "in", doing=long, finished=long))
     notices.arrived(WHO, CallMismatch(3, 1, 0, dict.fromkeys(range(9000), (1, 0, 0, 0, 0, 0))))
-    given_up, report, disagreed = heard
+    given_up, report, disagreed = received
     assert isinstance(given_up, CallAborted)
     assert isinstance(report, ProgressReply)
     assert isinstance(disagreed, CallMismatch)
@@ -140,7 +141,7 @@ class Answered:
 
 
 def test_questions_about_what_is_over_are_answered_and_nothing_else() -> None:
-    notices, heard = make()
+    notices, received = make()
     who = Answered()
     notices.close(3, 1, lambda question: ProgressReply(3, 1, question.number, 0, "done"))
     notices.close(3, 1)
@@ -150,7 +151,7 @@ def test_questions_about_what_is_over_are_answered_and_nothing_else() -> None:
     assert who.said == [ProgressReply(3, 1, 5, 0, "done")]
     who.lost = True
     notices.arrived(who, ProgressQuery(3, 1, 0, 5))
-    assert not heard
+    assert not received
     assert notices.dropped == 2
 
 

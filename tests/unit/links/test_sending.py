@@ -1,4 +1,4 @@
-"""What a sender does with the words of its peer, and with sends that are cancelled."""
+"""What a sender does with the messages of its peer, and with sends that are cancelled."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_a_payload_that_is_refused_while_it_flows_is_withdrawn_before_the_send_e
 def test_a_grant_for_a_transfer_that_is_not_known_is_answered_by_withdrawing_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[FrameKind, int]] = []
+    reported: list[tuple[FrameKind, int]] = []
     sending: Any = pair.to_right._sending
-    monkeypatch.setattr(sending._state, "notice", lambda kind, *_, transfer: told.append((kind, transfer)))
+    monkeypatch.setattr(sending._state, "notice", lambda kind, *_, transfer: reported.append((kind, transfer)))
     with sending.lock:
         sending.granted(Frame(kind=FrameKind.GRANT, communicator=0, transfer=99))
-    assert told == [(FrameKind.WITHDRAW, 99)]
+    assert reported == [(FrameKind.WITHDRAW, 99)]

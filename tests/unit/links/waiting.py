@@ -1,4 +1,4 @@
-"""Stand-ins to wait with: operations that end when told, a transport that does as told, a sleep on an event."""
+"""Stand-ins to wait with: operations that end when asked to, a transport that follows a script, a sleep on an event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_a_while() -> float:
 
 
 class Posted(Operation):
-    """Ends when told to."""
+    """Ends when asked to."""
 
     __slots__ = ("_name", "cancelled")
 
@@ -54,7 +54,7 @@ class Posted(Operation):
 
 
 class Sleep:
-    """A Sleeper that tells when somebody sleeps."""
+    """A Sleeper that shows when somebody sleeps."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -73,8 +73,8 @@ class Sleep:
         self._woken.clear()
 
 
-class Told(Transport):
-    """Does at each poll the next thing it was told, in the driving thread."""
+class ScriptedTransport(Transport):
+    """Does at each poll the next thing of its script, in the driving thread."""
 
     scheme = "told"
 
@@ -85,7 +85,7 @@ class Told(Transport):
         self.closed = self.abandoned = False
         self.on_close: Callable[[], object] = lambda: None
 
-    def tell(self, *things: Callable[[], object]) -> None:
+    def execute(self, *things: Callable[[], object]) -> None:
         self.todo.extend(things)
         self._sleep.wake()
 
@@ -115,10 +115,12 @@ class Told(Transport):
 class Node:
     """A Progress with its stand-ins."""
 
-    def __init__(self, wrap: Callable[[Told], Transport] = lambda told: told, **settings: Any) -> None:
+    def __init__(
+        self, wrap: Callable[[ScriptedTransport], Transport] = lambda transport: transport, **settings: Any
+    ) -> None:
         """`wrap`: what is driven is this, around the transport; `settings`: of the Progress."""
         self.sleep = Sleep()
-        self.transport = Told(self.sleep)
+        self.transport = ScriptedTransport(self.sleep)
         self.progress = Progress(self.sleep, [wrap(self.transport)], **settings)
 
     def post(self, name: str = "a receive") -> Posted:
@@ -150,7 +152,7 @@ class Waiting(threading.Thread):
         driving: queue.SimpleQueue[int] = queue.SimpleQueue()
         leader = None
         while leader != self.ident:
-            self._node.transport.tell(lambda: driving.put(threading.get_ident()))
+            self._node.transport.execute(lambda: driving.put(threading.get_ident()))
             leader = driving.get(timeout=LONG)
 
     def ended(self, timeout: float = 10.0) -> BaseException | None:

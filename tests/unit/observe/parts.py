@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nexar.collectives.fingerprint import OperationCode
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.trace_writer import TRACE_FORMAT, Called, TracePart
 
 

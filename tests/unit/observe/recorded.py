@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nexar.collectives.fingerprint import Fingerprint, OperationCode, code_of_algorithm, operation_name
+from nexar.collectives.fingerprint import Fingerprint, code_of_algorithm, operation_name
 from nexar.collectives.flight_recorder import FORMAT, Dump, DumpedCommunicator, DumpedPeer, RecordedCall, ThreadStack
+from nexar.collectives.operations import OperationCode
 
 ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, 1, code_of_algorithm("ring"))
 BROADCAST = Fingerprint(OperationCode.BROADCAST, 11, 8, 1, 0, code_of_algorithm("tree"))
@@ -20,7 +21,7 @@ def called(
     step: int = 0,
 ) -> RecordedCall:
     operation = operation_name(what.operation)
-    return RecordedCall(sequence, operation, what.describe(way=True), what, began, ended, outcome, step)
+    return RecordedCall(sequence, operation, what.describe(with_algorithm=True), what, began, ended, outcome, step)
 
 
 def done(up_to: int, ago: float = 12.0) -> tuple[RecordedCall, ...]:
@@ -52,7 +53,7 @@ def dump(
     """`first`: the rank in the world of rank 0 of the communicator."""
     others = (other for other in range(size) if other != rank)
     peers = tuple(DumpedPeer(other, node_of(first + other), f"host-{first + other}", None, heard) for other in others)
-    seat = DumpedCommunicator(communicator, generation, epoch, rank, size, flying, last, peers)
+    communicator_state = DumpedCommunicator(communicator, generation, epoch, rank, size, flying, last, peers)
     threads = (ThreadStack("MainThread", True, at, ()),)
     process = 5000 + rank if pid is None else pid
     return Dump(
@@ -67,6 +68,6 @@ def dump(
         written,
         "",
         0.0,
-        (seat,),
+        (communicator_state,),
         threads,
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.collectives.fingerprint import OperationCode
+from nexar.collectives.operations import OperationCode
 from nexar.collectives.trace_writer import Called, TracePart
 from nexar.observe.trace_merge import clocks
 from tests.unit.observe.parts import call, part

@@ -43,7 +43,7 @@ def test_those_who_gave_up_waited_too() -> None:
     )
 
 
-def test_a_rank_that_is_stuck_in_an_earlier_call_is_missing_and_the_earlier_call_is_told_first() -> None:
+def test_a_rank_that_is_stuck_in_an_earlier_call_is_missing_and_the_earlier_call_is_reported_first() -> None:
     found = analyse([*waiting(0, 1, 3), dump(2, done(39), (called(40, SCAN, began=20.0),))])
     assert [each.kind for each in found] == ["mismatch", "ahead", "missing"], "the cause first, then its consequences"
     assert found[0].text == "#40 is scan of float32[8], sum on rank 2, all_reduce of float32[8], sum on ranks 0, 1, 3"
@@ -61,7 +61,7 @@ def test_who_called_something_else_is_named_once_however_many_calls_follow() -> 
 
 
 def test_ways_are_named_where_nothing_else_differs() -> None:
-    other = (called(42, ALL_REDUCE._replace(way=code_of_algorithm("direct")), began=12.0),)
+    other = (called(42, ALL_REDUCE._replace(algorithm_code=code_of_algorithm("direct")), began=12.0),)
     first = analyse([*waiting(0, 2, 3), *waiting(1, flying=other)])[0]
     assert first.text == (
         "#42 is all_reduce of float32[8], sum, by direct on rank 1, "
@@ -96,7 +96,7 @@ def test_all_in_one_call_and_nobody_goes_on() -> None:
     assert "rank 3 has done 2 steps of it, others up to 5" in found.text
 
 
-def test_who_went_on_is_told_where_others_are_left_behind() -> None:
+def test_who_went_on_is_notified_where_others_are_left_behind() -> None:
     root = dump(0, done(42, 1.0))
     found = only(root, *waiting(1, 2, 3))
     assert (found.kind, found.ranks) == ("ahead", (0,))
@@ -115,7 +115,7 @@ def test_ranks_on_their_way_have_not_diverged() -> None:
     assert analyse(dumps) == ()
 
 
-def test_epochs_that_differ_are_told() -> None:
+def test_epochs_that_differ_are_reported() -> None:
     found = only(*(dump(rank, done(3, 0.1), epoch=3 if rank else 2) for rank in range(4)))
     assert (found.kind, found.ranks, found.communicator) == ("epochs", (0,), None)
     assert found.text.startswith("epochs differ: 2 on rank 0, 3 on ranks 1, 2, 3")
@@ -138,7 +138,7 @@ def _half(rank: int, flying: tuple[RecordedCall, ...] = (), *, size: int = 2) ->
     return _joined(dump(rank + 2, done(3, 0.1)), dump(rank, done(1, 9.0), flying, communicator=5, first=2, size=size))
 
 
-def test_ranks_of_another_communicator_are_told_by_their_ranks_in_the_world() -> None:
+def test_ranks_of_another_communicator_are_named_by_their_ranks_in_the_world() -> None:
     world = [dump(rank, done(3, 0.1)) for rank in (0, 1)]
     missing = only(*world, _half(0, (called(2, began=8.0),)), _half(1))
     assert (missing.kind, missing.communicator, missing.ranks) == ("missing", 5, (3,))
@@ -199,7 +199,7 @@ def test_the_dumps_of_a_directory_are_read_in_the_order_in_which_they_were_writt
     assert found.unreadable == {}
 
 
-def test_what_is_no_dump_is_told_and_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_what_is_no_dump_is_reported_and_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(encode_dump(dump(0)))
     (tmp_path / "b.json").write_text("{}")
     os.mkfifo(tmp_path / "pipe.json")

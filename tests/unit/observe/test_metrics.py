@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nexar.cluster.membership import Member, Membership
 from nexar.collectives.call_log import CallLog
-from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
 from nexar.config import Config
 from nexar.errors import ConfigError
 from nexar.observe.metrics import Collector, check_metrics, open_metrics
@@ -92,7 +93,7 @@ def test_before_this_node_has_joined_there_is_nothing_and_no_error() -> None:
     assert scraped(Collector()) == {}
 
 
-def test_what_calls_count_anyway_is_what_is_told() -> None:
+def test_what_calls_count_anyway_is_what_is_reported() -> None:
     world, collector = watched()
     found = scraped(collector)
     assert found["nexar_collective_calls_total", "barrier"] == 1
@@ -108,7 +109,7 @@ def test_what_calls_count_anyway_is_what_is_told() -> None:
     world[0].call_log.end(entry)
 
 
-def test_a_node_that_is_no_member_any_more_tells_nothing() -> None:
+def test_a_node_that_is_no_member_any_more_reports_nothing() -> None:
     _, collector = watched()
     assert collector.source is not None
     collector.source.me = 99  # type: ignore[misc]

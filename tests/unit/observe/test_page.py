@@ -88,7 +88,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_puts_nothing_in_as_markup() -
     assert "style=" not in html
 
 
-def test_the_board_has_the_facts_and_the_words() -> None:
+def test_the_board_has_the_facts_and_the_text() -> None:
     facts = json.loads(ask("/KEY/board.json").body)
     assert facts["headings"][:2] == ["rank", "state"]
     assert [rank["cells"][1] for rank in facts["ranks"]] == ["waiting", "running", "waiting", "lost"]

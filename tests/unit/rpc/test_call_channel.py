@@ -23,26 +23,26 @@ NODE = 4
 
 
 class Desk:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None
-        self.told: list[tuple[object, ...]] = []
+        self.reported: list[tuple[object, ...]] = []
 
     def expects(self, source: int, space: int, number: int) -> str | None:
         return self.refusal
 
     def took(self, source: int, space: int, number: int, body: memoryview) -> None:
-        self.told.append(("took", source, space, number, bytes(body)))
+        self.reported.append(("took", source, space, number, bytes(body)))
 
     def missed(self, source: int, space: int, number: int, error: BaseException) -> None:
-        self.told.append(("missed", source, space, number, type(error).__name__))
+        self.reported.append(("missed", source, space, number, type(error).__name__))
 
     def lost(self, source: int, error: NexarError) -> None:
-        self.told.append(("lost", source))
+        self.reported.append(("lost", source))
 
     def ended(self, error: NexarError) -> None:
-        self.told.append(("ended",))
+        self.reported.append(("ended",))
 
 
 class Origin:
@@ -94,17 +94,17 @@ def test_a_whole_message_goes_to_the_desk_at_once() -> None:
     with scene.lock:
         frame = Frame(kind=FrameKind.EAGER, space=ANSWER, tag=3, length=2)
         assert scene.channel.arrive(scene.origin, NODE, frame, (), memoryview(b"hi"))
-    assert scene.handler.told == [("took", NODE, ANSWER, 3, b"hi")]
+    assert scene.handler.reported == [("took", NODE, ANSWER, 3, b"hi")]
 
 
 def test_a_large_message_that_is_wanted_is_granted_and_handed_over_when_it_is_whole() -> None:
     scene = Scene()
     message = scene.announce(4)
     scene.origin.granted[0][:] = b"long"
-    assert scene.handler.told == []
+    assert scene.handler.reported == []
     with scene.lock:
         scene.channel.payload_complete(message)
-    assert scene.handler.told == [("took", NODE, CALL, 9, b"long")]
+    assert scene.handler.reported == [("took", NODE, CALL, 9, b"long")]
     assert scene.origin.consumed_count == 1
 
 
@@ -123,7 +123,7 @@ def test_a_message_that_is_taken_back_is_missed_and_nobody_goes_on_waiting() -> 
     message = scene.announce(4)
     with scene.lock:
         scene.channel.withdraw(message)
-    assert scene.handler.told == [("missed", NODE, CALL, 9, "Cancelled")]
+    assert scene.handler.reported == [("missed", NODE, CALL, 9, "Cancelled")]
     assert len(scene.channel._posted) == 0
 
 
@@ -135,14 +135,14 @@ def test_a_message_that_does_not_come_for_the_loss_of_its_sender_is_missed() -> 
         scene.channel.abandon(message, error)
         scene.channel.lose(NODE, error)
         scene.channel.lose(99, error)  # no member
-    assert scene.handler.told == [("missed", NODE, CALL, 9, "PeerLost"), ("lost", NODE)]
+    assert scene.handler.reported == [("missed", NODE, CALL, 9, "PeerLost"), ("lost", NODE)]
 
 
-def test_the_desk_hears_of_the_end() -> None:
+def test_the_desk_is_notified_of_the_end() -> None:
     scene = Scene()
     with scene.lock:
         scene.channel.close(PeerLost(node=NODE, cause="over"))
-    assert scene.handler.told == [("ended",)]
+    assert scene.handler.reported == [("ended",)]
 
 
 class RecordingHandler:

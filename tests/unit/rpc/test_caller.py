@@ -96,7 +96,7 @@ def test_an_answer_that_cannot_be_read_is_the_peers_fault() -> None:
             next(run)
 
 
-def test_who_gives_up_tells_the_other_side_once_and_what_comes_is_dropped() -> None:
+def test_who_gives_up_notifies_the_other_side_once_and_what_comes_is_dropped() -> None:
     scene = Scene()
     run, pending = scene.begin()
     run.close()
@@ -137,7 +137,7 @@ def test_when_all_is_over_pending_and_later_calls_raise() -> None:
         next(scene.caller.call(WHOM, (), {}, 0.0))
 
 
-def test_a_call_that_nobody_heard_is_cancelled() -> None:
+def test_a_call_that_nobody_received_is_cancelled() -> None:
     scene = Scene()
     _, pending = scene.begin()
     with scene.lock:

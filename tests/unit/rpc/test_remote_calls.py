@@ -12,7 +12,7 @@ from nexar.group import Group, deadline_after
 from nexar.rpc.caller import CallTarget
 from nexar.rpc.registry import Registry
 from nexar.rpc.remote_calls import RemoteCalls
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.rpc.scene import Values
 
 
@@ -37,13 +37,13 @@ def test_calls_end_with_their_group_whoever_ends_it(pair: list[Communicator]) ->
     @pair[1].serve
     def wait() -> None:
         begun.set()
-        go.wait(PATIENCE)
+        go.wait(EVENT_TIMEOUT)
 
     request = pair[0].start.on(1).wait()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(EVENT_TIMEOUT)
     pair[1]._group.close()
     with pytest.raises(RpcCancelled, match="closed there"):
-        request.wait(PATIENCE)
+        request.wait(EVENT_TIMEOUT)
     with pytest.raises(RpcCancelled, match="closed there"):
         pair[0].on(1).wait()
     with pytest.raises(LinkClosed):
@@ -53,12 +53,12 @@ def test_calls_end_with_their_group_whoever_ends_it(pair: list[Communicator]) ->
 
 def test_an_error_that_ends_the_group_is_what_pending_calls_raise(pair: list[Communicator]) -> None:
     begun, go = threading.Event(), threading.Event()
-    pair[1].serve("f")(lambda: begun.set() or go.wait(PATIENCE))
+    pair[1].serve("f")(lambda: begun.set() or go.wait(EVENT_TIMEOUT))
     request = pair[0].start.on(1).f()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(EVENT_TIMEOUT)
     pair[0]._group.close(PeerLost(rank=1, cause="said so"))
     with pytest.raises(PeerLost, match="said so"):
-        request.wait(PATIENCE)
+        request.wait(EVENT_TIMEOUT)
     go.set()
 
 
@@ -67,9 +67,9 @@ def test_functions_may_be_handed_to_another_communicator(pair: list[Communicator
     registry.add(lambda: "kept", "f")
     groups = [Group(each._group.node, each._group.mesh, each.membership, 99) for each in pair]
     ends = [RemoteCalls(group, Values(), Config(), registry) for group in groups]
-    whom = CallTarget(1, groups[1].node.id, "f", PATIENCE, pickle=False)
-    run = ends[0].caller.call(whom, (), {}, deadline_after(PATIENCE))
-    assert run_to_end(groups[0], run, deadline_after(PATIENCE)) == "kept"
+    whom = CallTarget(1, groups[1].node.id, "f", EVENT_TIMEOUT, pickle=False)
+    run = ends[0].caller.call(whom, (), {}, deadline_after(EVENT_TIMEOUT))
+    assert run_to_end(groups[0], run, deadline_after(EVENT_TIMEOUT)) == "kept"
     for group, end in zip(groups, ends, strict=True):
         group.close()
         end.close()

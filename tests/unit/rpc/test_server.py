@@ -14,7 +14,7 @@ from nexar.links.operation import DeferredIO
 from nexar.rpc.registry import Registry, ServedFunction
 from nexar.rpc.server import AsyncThread, ServedCall, Server, WorkerPool, cancelled_answer, raised_answer
 from nexar.wire.rpc import Body, BodyKind, decode, encode
-from tests.ranks import PATIENCE
+from tests.ranks import EVENT_TIMEOUT
 from tests.unit.rpc.scene import FakePost, Values, called
 
 
@@ -83,8 +83,8 @@ def test_coroutines_run_beside_one_another() -> None:
         await meet.wait()
 
     endings = [started(loop, work) for _ in range(3)]
-    assert all(each.wait(PATIENCE) for each in endings)
-    loop.close(PATIENCE)
+    assert all(each.wait(EVENT_TIMEOUT) for each in endings)
+    loop.close(EVENT_TIMEOUT)
 
 
 def test_closing_cancels_what_runs_and_leaves_no_thread() -> None:
@@ -101,12 +101,12 @@ def test_closing_cancels_what_runs_and_leaves_no_thread() -> None:
             raise
 
     ended = started(loop, work)
-    assert begun.wait(PATIENCE)
-    loop.close(PATIENCE)
-    assert ended.wait(PATIENCE)
+    assert begun.wait(EVENT_TIMEOUT)
+    loop.close(EVENT_TIMEOUT)
+    assert ended.wait(EVENT_TIMEOUT)
     assert seen == ["cancelled"]
     loop.call_soon(lambda: pytest.fail("it ran"))
-    loop.close(PATIENCE)
+    loop.close(EVENT_TIMEOUT)
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
@@ -118,18 +118,18 @@ def test_who_wants_to_end_the_process_ends_only_itself(end: type[BaseException])
     async def work() -> None:
         raise end
 
-    def told(task: asyncio.Task[None]) -> None:
+    def reported(task: asyncio.Task[None]) -> None:
         errors.append(task.exception())
         ended.set()
 
     def begin() -> None:
-        loop.start(work(), told)
+        loop.start(work(), reported)
 
     loop.call_soon(begin)
-    assert ended.wait(PATIENCE)
+    assert ended.wait(EVENT_TIMEOUT)
     assert [type(error) for error in errors] == [end]
-    assert started(loop, lambda: asyncio.sleep(0)).wait(PATIENCE), "others go on"
-    loop.close(PATIENCE)
+    assert started(loop, lambda: asyncio.sleep(0)).wait(EVENT_TIMEOUT), "others go on"
+    loop.close(EVENT_TIMEOUT)
 
 
 def test_who_stops_the_loop_stops_nobody() -> None:
@@ -138,9 +138,9 @@ def test_who_stops_the_loop_stops_nobody() -> None:
     async def work() -> None:
         asyncio.get_running_loop().stop()
 
-    assert started(loop, work).wait(PATIENCE)
-    assert started(loop, lambda: asyncio.sleep(0)).wait(PATIENCE)
-    loop.close(PATIENCE)
+    assert started(loop, work).wait(EVENT_TIMEOUT)
+    assert started(loop, lambda: asyncio.sleep(0)).wait(EVENT_TIMEOUT)
+    loop.close(EVENT_TIMEOUT)
 
 
 def test_a_loop_that_is_blocked_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,22 +153,22 @@ def test_a_loop_that_is_blocked_is_named_in_the_log(caplog: pytest.LogCaptureFix
             time.sleep(0.001)  # noqa: ASYNC251 - a function that blocks the loop is what this is about
 
     ended = started(loop, work)
-    assert begun.wait(PATIENCE)
+    assert begun.wait(EVENT_TIMEOUT)
     with caplog.at_level(logging.WARNING):
         loop.close(0.01)
     assert "stubborn" in caplog.text
     go.set()
-    assert ended.wait(PATIENCE)
-    loop.close(PATIENCE)
+    assert ended.wait(EVENT_TIMEOUT)
+    loop.close(EVENT_TIMEOUT)
 
 
 def test_tasks_run_at_once_and_beside_one_another() -> None:
     pool = WorkerPool("test", 3)
     together = threading.Barrier(4)
     for _ in range(3):
-        pool.submit(lambda: together.wait(PATIENCE) and None)
-    together.wait(PATIENCE)
-    pool.close(PATIENCE)
+        pool.submit(lambda: together.wait(EVENT_TIMEOUT) and None)
+    together.wait(EVENT_TIMEOUT)
+    pool.close(EVENT_TIMEOUT)
 
 
 def test_no_more_threads_are_made_than_the_limit_and_none_for_what_a_free_one_can_do() -> None:
@@ -177,7 +177,7 @@ def test_no_more_threads_are_made_than_the_limit_and_none_for_what_a_free_one_ca
     go = threading.Event()
 
     def task() -> None:
-        go.wait(PATIENCE)
+        go.wait(EVENT_TIMEOUT)
         done.release()
 
     for _ in range(6):
@@ -185,15 +185,15 @@ def test_no_more_threads_are_made_than_the_limit_and_none_for_what_a_free_one_ca
     assert len(pool._threads) == 2
     go.set()
     for _ in range(6):
-        assert done.acquire(timeout=PATIENCE)
-    pool.close(PATIENCE)
+        assert done.acquire(timeout=EVENT_TIMEOUT)
+    pool.close(EVENT_TIMEOUT)
 
 
 def test_what_is_submitted_after_the_end_is_dropped() -> None:
     pool = WorkerPool("test", 1)
-    pool.close(PATIENCE)
+    pool.close(EVENT_TIMEOUT)
     pool.submit(lambda: pytest.fail("it ran"))
-    pool.close(PATIENCE)
+    pool.close(EVENT_TIMEOUT)
 
 
 def test_closing_from_one_of_its_own_threads_does_not_wait_for_itself() -> None:
@@ -201,23 +201,23 @@ def test_closing_from_one_of_its_own_threads_does_not_wait_for_itself() -> None:
     closed = threading.Event()
 
     def task() -> None:
-        pool.close(PATIENCE)
+        pool.close(EVENT_TIMEOUT)
         closed.set()
 
     pool.submit(task)
-    assert closed.wait(PATIENCE)
-    pool.close(PATIENCE)
+    assert closed.wait(EVENT_TIMEOUT)
+    pool.close(EVENT_TIMEOUT)
 
 
 def test_a_task_that_does_not_end_is_named_in_the_log_and_ends_later(caplog: pytest.LogCaptureFixture) -> None:
     pool = WorkerPool("stubborn", 1)
     go = threading.Event()
-    pool.submit(lambda: go.wait(PATIENCE) and None)
+    pool.submit(lambda: go.wait(EVENT_TIMEOUT) and None)
     with caplog.at_level(logging.WARNING):
         pool.close(0.01)
     assert "stubborn-1" in caplog.text
     go.set()
-    pool.close(PATIENCE)
+    pool.close(EVENT_TIMEOUT)
 
 
 NODE = 5
@@ -235,7 +235,7 @@ class Scene:
             self.lock, self.deferred_io, self.post, Values(), self.registry, limit=2, name="test",  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def tell(self, act: Any, *facts: Any) -> Any:
+    def call_server(self, act: Any, *facts: Any) -> Any:
         """As the driving thread does: under the lock, then the I/O."""
         with self.lock:
             result = act(*facts)
@@ -243,14 +243,14 @@ class Scene:
         return result
 
     def call(self, number: int, function: str | int, *arguments: Any, **settings: Any) -> None:
-        self.tell(self.server.called, NODE, number, called(function, *arguments, **settings))
+        self.call_server(self.server.called, NODE, number, called(function, *arguments, **settings))
 
     def withdraw(self, number: int) -> None:
-        self.tell(self.server.called, NODE, number, encode(Body(BodyKind.WITHDRAW)))
+        self.call_server(self.server.called, NODE, number, encode(Body(BodyKind.WITHDRAW)))
 
     def answer(self) -> Body:
         """The next one."""
-        assert self.post.arrived.acquire(timeout=PATIENCE)
+        assert self.post.arrived.acquire(timeout=EVENT_TIMEOUT)
         return self.post.posted.pop(0)[3]
 
 
@@ -271,7 +271,7 @@ class Gate:
 
     def __call__(self) -> str:
         self.begun.release()
-        self.go.wait(PATIENCE)
+        self.go.wait(EVENT_TIMEOUT)
         return "through"
 
     async def asynchronous(self) -> None:
@@ -283,7 +283,7 @@ class Gate:
             self.go.set()
 
     def wait(self) -> None:
-        assert self.begun.acquire(timeout=PATIENCE)
+        assert self.begun.acquire(timeout=EVENT_TIMEOUT)
 
 
 def test_a_call_is_run_and_answered(scene: Scene) -> None:
@@ -308,7 +308,7 @@ def test_one_call_more_than_there_are_places_is_turned_away(scene: Scene) -> Non
         scene.call(number, "gate")
     answer = scene.answer()
     assert (answer.what, answer.number) == (BodyKind.OVERLOADED, 2)
-    assert scene.tell(scene.server.expects, NODE, 7) is not None  # a large one is turned away by its envelope
+    assert scene.call_server(scene.server.expects, NODE, 7) is not None  # a large one is turned away by its envelope
     assert scene.answer().what == BodyKind.OVERLOADED
     gate.go.set()
     assert [scene.answer().what for _ in range(2)] == [BodyKind.RETURNED] * 2
@@ -317,12 +317,12 @@ def test_one_call_more_than_there_are_places_is_turned_away(scene: Scene) -> Non
 
 
 def test_a_place_is_held_from_the_envelope_on_and_freed_if_nothing_comes(scene: Scene) -> None:
-    assert scene.tell(scene.server.expects, NODE, 1) is None
-    assert scene.tell(scene.server.expects, NODE, 1) is not None
-    assert scene.tell(scene.server.expects, NODE, 2) is None
+    assert scene.call_server(scene.server.expects, NODE, 1) is None
+    assert scene.call_server(scene.server.expects, NODE, 1) is not None
+    assert scene.call_server(scene.server.expects, NODE, 2) is None
     scene.call(3, "f")
     assert scene.answer().what == BodyKind.UNKNOWN  # that is found out without a place
-    scene.tell(scene.server.missed, NODE, 1, MemoryError("none left"))
+    scene.call_server(scene.server.missed, NODE, 1, MemoryError("none left"))
     assert "none left" in scene.answer().text
     scene.registry.add(lambda: 1, "f")
     scene.call(2, "f")
@@ -366,7 +366,7 @@ def test_a_withdrawn_call_is_cancelled_and_not_answered(scene: Scene) -> None:
     scene.withdraw(1)
     scene.withdraw(2)
     scene.withdraw(99)
-    assert gate.go.wait(PATIENCE)
+    assert gate.go.wait(EVENT_TIMEOUT)
     blocking.go.set()
     scene.server.close()
     assert scene.post.posted == []
@@ -376,7 +376,7 @@ def test_a_withdrawn_call_is_cancelled_and_not_answered(scene: Scene) -> None:
 def test_a_large_call_that_is_withdrawn_on_its_way_is_not_run_when_it_comes(scene: Scene) -> None:
     ran: list[int] = []
     scene.registry.add(ran.append, "f")
-    scene.tell(scene.server.expects, NODE, 1)
+    scene.call_server(scene.server.expects, NODE, 1)
     scene.withdraw(1)
     scene.call(1, "f", 1)
     scene.server.close()
@@ -389,13 +389,13 @@ def test_the_calls_of_a_lost_node_are_cancelled(scene: Scene) -> None:
     scene.registry.add(gate.asynchronous, "f")
     scene.call(1, "f")
     gate.wait()
-    scene.tell(scene.server.lost, NODE + 1)
+    scene.call_server(scene.server.lost, NODE + 1)
     assert not gate.go.is_set()
-    scene.tell(scene.server.lost, NODE)
-    assert gate.go.wait(PATIENCE)
+    scene.call_server(scene.server.lost, NODE)
+    assert gate.go.wait(EVENT_TIMEOUT)
 
 
-def test_at_the_end_every_caller_that_waits_is_told(scene: Scene) -> None:
+def test_at_the_end_every_caller_that_waits_is_notified(scene: Scene) -> None:
     gate = Gate()
     scene.registry.add(gate, "g")
     scene.registry.add(gate.asynchronous, "f")
@@ -403,7 +403,7 @@ def test_at_the_end_every_caller_that_waits_is_told(scene: Scene) -> None:
     scene.call(2, "f")
     gate.wait()
     gate.wait()
-    scene.tell(scene.server.end, "closed")
+    scene.call_server(scene.server.end, "closed")
     assert [scene.answer()[:2] for _ in range(2)] == [(BodyKind.CANCELLED, "closed")] * 2
     gate.go.set()
     scene.server.close()
@@ -412,7 +412,7 @@ def test_at_the_end_every_caller_that_waits_is_told(scene: Scene) -> None:
 
 @pytest.mark.parametrize("row", [memoryview(b"nonsense"), encode(Body(BodyKind.RETURNED))])
 def test_what_is_no_call_is_answered_as_an_error(scene: Scene, row: memoryview) -> None:
-    scene.tell(scene.server.called, NODE, 1, row)
+    scene.call_server(scene.server.called, NODE, 1, row)
     assert scene.answer().what == BodyKind.RAISED
 
 
@@ -438,7 +438,7 @@ def test_a_call_that_is_withdrawn_before_it_starts_does_not_run(scene: Scene, as
         ran.append(value)
 
     scene.registry.add(later if asynchronous else ran.append, "f")
-    with scene.lock:  # both words come before anybody has a thread for the call
+    with scene.lock:  # both messages come before anybody has a thread for the call
         scene.server.called(NODE, 1, called("f", 1))
         scene.server.called(NODE, 1, encode(Body(BodyKind.WITHDRAW)))
     scene.deferred_io.flush()
@@ -453,7 +453,7 @@ def test_a_call_that_is_withdrawn_before_it_starts_does_not_run(scene: Scene, as
 def test_a_large_call_of_an_unknown_function_gives_its_place_back(scene: Scene) -> None:
     scene.registry.add(len, "f")
     for number in range(5):
-        assert scene.tell(scene.server.expects, NODE, number) is None
+        assert scene.call_server(scene.server.expects, NODE, number) is None
         scene.call(number, "unknown")
         assert scene.answer().what == BodyKind.UNKNOWN
     assert scene.server._calls == {}

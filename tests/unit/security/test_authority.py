@@ -94,7 +94,7 @@ def test_credentials_for_a_cluster_that_cannot_be_named_are_refused() -> None:
         make_credentials(1, "Not A Name", key, issued)
 
 
-def test_what_a_node_asks_for_is_certified_and_lasts_as_long_as_told() -> None:
+def test_what_a_node_asks_for_is_certified_and_lasts_as_long_as_configured() -> None:
     authority, key = Authority.create("c"), make_key()
     issued = authority.issue(7, read_request(make_request(7, key), 7), timedelta(minutes=5))
     issued.verify_directly_issued_by(authority.certificate)

@@ -42,7 +42,7 @@ def certificate(*names: str, with_extension: bool = True) -> bytes:
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
 
 
-def test_a_certificate_tells_node_cluster_and_key() -> None:
+def test_a_certificate_names_node_cluster_and_key() -> None:
     authority, key = Authority.create("tea-party"), make_key()
     issued = authority.issue(0xABC, key.public_key())
     identity = identify(issued.public_bytes(Encoding.DER))
@@ -148,7 +148,7 @@ def refusal(given_request: bytes, node: int = NODE) -> str:
     return refused.value.reason
 
 
-def test_a_request_tells_the_key_and_not_its_private_half() -> None:
+def test_a_request_has_the_key_and_not_its_private_half() -> None:
     key = make_key()
     made = make_request(NODE, key)
     assert read_request(made, NODE) == key.public_key()

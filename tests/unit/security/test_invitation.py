@@ -107,7 +107,7 @@ def test_an_invitation_survives_being_written_and_read(invitation: Invitation) -
     assert format_ticket(parse_ticket(ticket)) == ticket
 
 
-def test_a_ticket_is_one_word_for_shells_mail_programs_and_double_clicks() -> None:
+def test_a_ticket_is_one_token_for_shells_mail_programs_and_double_clicks() -> None:
     assert re.fullmatch(r"nexar1_[a-z2-7]+", TICKET)
     assert len(format_ticket(Invitation(("10.0.0.7:4000",), bytes(32), bytes(32)))) < 160
 
@@ -171,7 +171,7 @@ def test_any_other_text_is_refused_and_never_breaks_the_reader(text: str) -> Non
 @pytest.mark.parametrize(
     "text", ["", "   ", "hello", "nexar", "NEXAR1_abc", "nexar01_abc", "nexar0_abc", "10.0.0.7:4000"]
 )
-def test_what_is_no_ticket_at_all_is_told_so(text: str) -> None:
+def test_what_is_no_ticket_at_all_is_reported(text: str) -> None:
     words = refusal(text)
     assert "does not begin with nexar1_" in words or "cut off" in words
 
@@ -192,11 +192,11 @@ def test_a_ticket_of_which_nearly_nothing_is_left_was_cut_off(kept: int) -> None
 
 
 @pytest.mark.parametrize("lost", [1, 2, 40, 100])
-def test_a_cut_ticket_tells_how_much_is_missing(lost: int) -> None:
+def test_a_cut_ticket_reports_how_much_is_missing(lost: int) -> None:
     assert f"cut off, {lost} of its {len(TICKET)} characters are missing" in refusal(TICKET[:-lost])
 
 
-def test_a_ticket_with_a_tail_tells_how_much_is_too_much() -> None:
+def test_a_ticket_with_a_tail_reports_how_much_is_too_much() -> None:
     assert "3 characters more" in refusal(TICKET + "abc")
 
 
@@ -205,7 +205,7 @@ def test_a_strange_character_is_named_by_its_place() -> None:
     assert "character 8 cannot be in a ticket" in refusal("nexar1_" + TICKET[7:].upper())
 
 
-def test_a_ticket_broken_into_lines_is_told_where() -> None:
+def test_a_ticket_broken_into_lines_is_reported_with_the_place() -> None:
     assert "broken by white space at character 51" in refusal(TICKET[:50] + "\n" + TICKET[50:])
 
 
@@ -214,7 +214,7 @@ def test_a_wrong_checksum_means_mistyped() -> None:
     assert "checksum is wrong" in refusal(TICKET[:60] + wrong + TICKET[61:])
 
 
-def test_a_beginning_that_cannot_be_is_told_so() -> None:
+def test_an_impossible_beginning_is_reported() -> None:
     assert "beginning was mistyped" in refusal("nexar1_" + "7" * (len(TICKET) - 7))
 
 
@@ -247,7 +247,7 @@ def test_content_that_nexar_does_not_write_is_refused(content: bytes) -> None:
     assert "not made by nexar" in refusal(make(content))
 
 
-def test_a_well_made_ticket_passes_the_same_maker() -> None:
+def test_a_well_made_ticket_passes_the_same_function() -> None:
     assert parse_ticket(make(b"\x01\x06seed:1" + bytes(64))) == Invitation(("seed:1",), bytes(32), bytes(32))
 
 

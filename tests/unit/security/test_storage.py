@@ -121,7 +121,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_a_writer(tmp_path: Path)
         read_secret_file(tmp_path / "pipe")
 
 
-def test_a_missing_file_is_told_like_any_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_like_any_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_secret_file(tmp_path / "secret")
 

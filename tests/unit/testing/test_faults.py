@@ -24,12 +24,12 @@ def test_a_delay_holds_frames_and_payloads_back_until_their_time(world: World) -
     pair.left.carrier.send_payload(1, memoryview(b"\x01" * len(into)))
     pair.right.send(b"fast")
     world.settle()
-    assert len(pair.left.heard.frames) == 1
-    assert pair.right.heard.heard == []
+    assert len(pair.left.received.frames) == 1
+    assert pair.right.received.received == []
     world.advance(0.49)
-    assert pair.right.heard.heard == []
+    assert pair.right.received.received == []
     world.advance(0.01)
-    assert [what for what, _ in pair.right.heard.heard] == ["frame", "payload"]
+    assert [what for what, _ in pair.right.received.received] == ["frame", "payload"]
     assert into == b"\x01" * len(into)
 
 
@@ -40,7 +40,7 @@ def test_delayed_frames_keep_their_order(world: World) -> None:
         pair.left.send(tag=tag, lane=Lane.DATA)
         world.advance(0.1)
     world.advance(1.0)
-    assert pair.right.heard.tags == list(range(10))
+    assert pair.right.received.tags == list(range(10))
 
 
 def test_delays_add_up_and_the_system_clock_says_when_they_end(world: World) -> None:
@@ -48,9 +48,9 @@ def test_delays_add_up_and_the_system_clock_says_when_they_end(world: World) -> 
     pair = world.pair(1, 2)
     pair.left.send(b"x")
     world.advance(0.7)
-    assert pair.right.heard.frames == []
+    assert pair.right.received.frames == []
     world.advance(0.05)
-    assert len(pair.right.heard.frames) == 1
+    assert len(pair.right.received.frames) == 1
     assert world.nodes[2].transport.due() is None  # in virtual time nobody needs to wake up by himself
 
 
@@ -60,9 +60,9 @@ def test_a_half_close_is_delayed_like_everything_before_it(world: World) -> None
     pair.left.send(b"last")
     pair.left.carrier.finish()
     world.advance(0.9)
-    assert pair.right.heard.heard == []
+    assert pair.right.received.received == []
     world.advance(0.1)
-    assert [what for what, _ in pair.right.heard.heard] == ["frame", "finished"]
+    assert [what for what, _ in pair.right.received.received] == ["frame", "finished"]
 
 
 def test_a_stall_holds_everything_until_it_is_lifted(world: World) -> None:
@@ -72,12 +72,12 @@ def test_a_stall_holds_everything_until_it_is_lifted(world: World) -> None:
         pair.left.send(tag=tag)
     pair.left.carrier.abort("nobody will hear of it")
     world.advance(100)
-    assert pair.right.heard.tags == [0, 1, 2]
-    assert pair.right.heard.lost == []
+    assert pair.right.received.tags == [0, 1, 2]
+    assert pair.right.received.lost == []
     faults.clear()
     world.settle()
-    assert pair.right.heard.tags == list(range(6))
-    assert len(pair.right.heard.lost) == 1
+    assert pair.right.received.tags == list(range(6))
+    assert len(pair.right.received.lost) == 1
 
 
 def test_a_cut_is_a_loss_on_both_sides(world: World) -> None:
@@ -86,8 +86,8 @@ def test_a_cut_is_a_loss_on_both_sides(world: World) -> None:
     for tag in range(5):
         pair.left.send(tag=tag)
     world.settle()
-    assert pair.right.heard.tags == [0, 1]
-    assert [error.kind for error in pair.right.heard.lost + pair.left.heard.lost] == ["peer", "peer"]
+    assert pair.right.received.tags == [0, 1]
+    assert [error.kind for error in pair.right.received.lost + pair.left.received.lost] == ["peer", "peer"]
 
 
 def test_a_cut_in_mid_payload_leaves_it_incomplete(world: World) -> None:
@@ -98,8 +98,8 @@ def test_a_cut_in_mid_payload_leaves_it_incomplete(world: World) -> None:
     pair.left.carrier.send_payload(1, memoryview(b"\x01" * len(into)))
     world.settle()
     assert 300_000 <= into.count(1) < 400_000
-    assert pair.right.heard.payloads == []
-    assert len(pair.right.heard.lost) == len(pair.left.heard.lost) == 1
+    assert pair.right.received.payloads == []
+    assert len(pair.right.received.lost) == len(pair.left.received.lost) == 1
     into.append(0)  # nobody holds its memory any more
 
 
@@ -119,7 +119,7 @@ def test_a_dial_that_arrives_twice_is_accepted_twice_and_one_of_them_is_lost(wor
     assert pair.right.carrier is accepted[1]
     pair.left.send(b"on the one that stays")
     world.settle()
-    assert len(pair.right.heard.frames) == 1
+    assert len(pair.right.received.frames) == 1
 
 
 def test_a_partition_separates_two_sets_and_nobody_else(world: World) -> None:
@@ -129,11 +129,11 @@ def test_a_partition_separates_two_sets_and_nobody_else(world: World) -> None:
         pair.left.send(b"hello")
         pair.right.send(b"hello")
     world.advance(10)
-    heard = {ends: len(pair.left.heard.frames) + len(pair.right.heard.frames) for ends, pair in pairs.items()}
-    assert heard == {(1, 2): 2, (1, 3): 0, (2, 3): 0}
+    received = {ends: len(pair.left.received.frames) + len(pair.right.received.frames) for ends, pair in pairs.items()}
+    assert received == {(1, 2): 2, (1, 3): 0, (2, 3): 0}
     faults.remove(*partition({1, 2}, {3}))
     world.settle()
-    assert all(len(pair.right.heard.frames) == 1 for pair in pairs.values())
+    assert all(len(pair.right.received.frames) == 1 for pair in pairs.values())
 
 
 def test_a_fault_is_a_value() -> None:

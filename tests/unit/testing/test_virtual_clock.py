@@ -1,4 +1,4 @@
-"""Time moves when it is told to, and stops where something is due."""
+"""Time moves when asked to, and stops where something is due."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_what_was_due_in_the_past_runs_at_the_next_advance() -> None:
     assert seen == [10]
 
 
-def test_advancing_to_the_next_moment_tells_whether_there_was_one() -> None:
+def test_advancing_to_the_next_moment_reports_whether_there_was_one() -> None:
     clock = VirtualClock()
     clock.at(7, lambda: None)
     assert clock.advance_to_next()
@@ -57,7 +57,7 @@ def test_advancing_to_the_next_moment_tells_whether_there_was_one() -> None:
     assert not clock.advance_to_next()
 
 
-def test_watchers_hear_of_every_move() -> None:
+def test_watchers_learn_of_every_move() -> None:
     clock = VirtualClock()
     seen: list[float] = []
     clock.on_advance(lambda: seen.append(clock.now()))

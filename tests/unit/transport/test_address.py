@@ -15,7 +15,6 @@ from nexar.transport.address import (
     order_candidates,
     parse_address,
     parse_addresses,
-    parse_candidate,
 )
 
 ports = st.integers(0, 65535)
@@ -73,17 +72,6 @@ def test_a_mapped_ipv4_address_is_shown_as_what_it_is() -> None:
 
 def test_several_addresses_are_separated_by_commas() -> None:
     assert parse_addresses("a:1, [::1]:2") == [("a", 1), ("::1", 2)]
-
-
-@pytest.mark.parametrize("text", ["quic://10.0.0.7:4000", "shm://22@/tmp/x?key=ab", "memory://memory:node-1"])
-def test_a_candidate_comes_back(text: str) -> None:
-    assert str(parse_candidate(text)) == text
-
-
-@pytest.mark.parametrize("text", ["", "host:1", "://x", "quic://", "QUIC://x", "1://x"])
-def test_text_without_a_scheme_is_no_candidate(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_candidate(text)
 
 
 def _ordered(*addresses: str, same_host: bool = False, networks: tuple[str, ...] = ()) -> list[str]:

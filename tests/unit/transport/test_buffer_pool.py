@@ -100,7 +100,7 @@ def test_what_is_larger_than_the_last_tier_is_not_pooled(pool: BufferPool) -> No
     assert pool.stats().free_bytes == 0
 
 
-def test_what_each_tier_did_is_told_apart(pool: BufferPool) -> None:
+def test_what_each_tier_did_is_distinguished(pool: BufferPool) -> None:
     for size in (900, 9000, 900, 10, 9000, 300_001):
         pool.take(size).release()
     stats = pool.stats()

@@ -116,7 +116,7 @@ def test_a_payload_that_is_complete_or_unknown_cannot_be_redirected() -> None:
     assert inbox.redirect(1, None) is Redirected.UNKNOWN
     inbox.expect(1, memoryview(bytearray(1)))
     receive(inbox, chunk(1, 0, 1), b"a")
-    assert inbox.redirect(1, memoryview(bytearray(1))) is Redirected.LANDED
+    assert inbox.redirect(1, memoryview(bytearray(1))) is Redirected.COMPLETE
     inbox.expect(1, memoryview(bytearray(1)))
     assert inbox.redirect(1, None) is Redirected.MOVED
 

@@ -1,4 +1,5 @@
 import logging
+import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -10,19 +11,20 @@ import pytest
 from nexar.errors import UsageError
 from nexar.security.certificates import Trust
 from nexar.transport import registry
+from nexar.transport.base import TransportCapabilities
 from nexar.transport.memory import MemoryNetwork, MemoryTransport
-from nexar.transport.registry import ForeignTransport, TransportFailed
+from nexar.transport.registry import ThirdPartyTransport, TransportFailed
 from nexar.transport.sleeper import PollSleeper
-from tests.unit.links.waiting import Sleep, Told
+from tests.unit.links.waiting import ScriptedTransport, Sleep
 
 LOGGER = "nexar.transport.registry"
 
 
-class Torn(Told):
-    """Raises, whatever it is asked, once it is torn."""
+class FailingTransport(ScriptedTransport):
+    """Raises, whatever it is asked, once it is failing."""
 
-    address = "the second drawer"
-    torn = False
+    address = "opaque address"
+    failing = False
 
     def poll(self) -> bool:
         self._check()
@@ -46,63 +48,74 @@ class Torn(Told):
         self._check()
 
     def _check(self) -> None:
-        if self.torn:
-            raise RuntimeError("no paper left")
+        if self.failing:
+            raise RuntimeError("out of memory")
 
 
 @pytest.fixture
-def torn() -> Torn:
-    return Torn(Sleep())
+def failing() -> FailingTransport:
+    return FailingTransport(Sleep())
 
 
 @pytest.fixture
-def foreign(torn: Torn) -> ForeignTransport:
-    return ForeignTransport(torn, lambda error: f"the transport of somebody raised {error}")
+def third_party(failing: FailingTransport) -> ThirdPartyTransport:
+    return ThirdPartyTransport(
+        failing, TransportCapabilities(), lambda error: f"the transport of somebody raised {error}"
+    )
 
 
-def test_what_it_is_asked_goes_through(foreign: ForeignTransport, torn: Torn) -> None:
-    torn.tell(lambda: None)
-    assert foreign.poll()
-    assert (foreign.prepare_sleep(), foreign.due(), foreign.spins) == (False, 3.0, True)
-    assert (foreign.scheme, foreign.address, foreign.address_for(3)) == ("told", "the second drawer", torn.address)
-    foreign.close()
-    foreign.abandon()
-    assert torn.closed
-    assert torn.abandoned
+def test_what_it_is_asked_goes_through(third_party: ThirdPartyTransport, failing: FailingTransport) -> None:
+    failing.execute(lambda: None)
+    assert third_party.poll()
+    assert (third_party.prepare_sleep(), third_party.due(), third_party.spins) == (False, 3.0, True)
+    assert (third_party.scheme, third_party.address, third_party.address_for(3)) == (
+        "told",
+        "opaque address",
+        failing.address,
+    )
+    third_party.close()
+    third_party.abandon()
+    assert failing.closed
+    assert failing.abandoned
 
 
 @pytest.mark.parametrize(
     "ask",
-    [ForeignTransport.poll, ForeignTransport.prepare_sleep, ForeignTransport.due, attrgetter("spins")],
+    [ThirdPartyTransport.poll, ThirdPartyTransport.prepare_sleep, ThirdPartyTransport.due, attrgetter("spins")],
     ids=["poll", "arm", "due", "spins"],
 )
 def test_what_it_raises_while_it_is_driven_names_it(
-    foreign: ForeignTransport, torn: Torn, ask: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    third_party: ThirdPartyTransport,
+    failing: FailingTransport,
+    ask: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    torn.torn = True
-    with pytest.raises(TransportFailed, match="of somebody raised no paper left") as broke:
-        ask(foreign)
+    failing.failing = True
+    with pytest.raises(TransportFailed, match="of somebody raised out of memory") as broke:
+        ask(third_party)
     assert isinstance(broke.value, UsageError)
     assert isinstance(broke.value.__cause__, RuntimeError)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
 
 
-def test_it_is_logged_once(foreign: ForeignTransport, torn: Torn, caplog: pytest.LogCaptureFixture) -> None:
-    torn.torn = True
+def test_it_is_logged_once(
+    third_party: ThirdPartyTransport, failing: FailingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing.failing = True
     for _ in range(2):
         with pytest.raises(TransportFailed):
-            foreign.poll()
-    foreign.close()
+            third_party.poll()
+    third_party.close()
     assert [(record.name, record.levelno) for record in caplog.records] == [(LOGGER, logging.ERROR)]
 
 
-def test_a_close_that_raises_is_told_and_over(
-    foreign: ForeignTransport, torn: Torn, caplog: pytest.LogCaptureFixture
+def test_a_close_that_raises_is_reported_and_over(
+    third_party: ThirdPartyTransport, failing: FailingTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
-    torn.torn = True
-    foreign.close()
-    assert torn.closed
-    assert "no paper left" in caplog.text
+    failing.failing = True
+    third_party.close()
+    assert failing.closed
+    assert "out of memory" in caplog.text
 
 
 def test_our_schemes_are_there():
@@ -133,12 +146,12 @@ def test_a_missing_native_package_is_an_import_error(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError):
         registry.load("quic")
-    from nexar.transport.quic import available
+    from nexar.transport.quic import missing_support
 
-    assert "nexar-native" in available()
+    assert "nexar-native" in missing_support()
 
 
-class Pigeon(MemoryTransport):
+class RegisteredTransport(MemoryTransport):
     scheme = "pigeon"
 
 
@@ -148,17 +161,73 @@ def installed(monkeypatch, **transports):
 
 
 def test_others_may_add_transports_but_not_replace_ours(monkeypatch):
-    installed(monkeypatch, pigeon=f"{__name__}:Pigeon", tls=f"{__name__}:Pigeon")
+    installed(monkeypatch, pigeon=f"{__name__}:RegisteredTransport", tls=f"{__name__}:RegisteredTransport")
     sleeper = PollSleeper()
     transport = registry.load("pigeon")(sleeper, 1, MemoryNetwork())
-    assert isinstance(transport, ForeignTransport)
-    assert isinstance(transport.inside, Pigeon)
+    assert isinstance(transport, ThirdPartyTransport)
+    assert isinstance(transport.inside, RegisteredTransport)
     transport.close()
     sleeper.close()
     assert "pigeon" in registry.schemes()
     assert registry.load("tls").__module__.startswith("nexar.")
-    assert registry.is_ours("tls")
-    assert not registry.is_ours("pigeon")
+    assert registry.is_builtin("tls")
+    assert not registry.is_builtin("pigeon")
+
+
+def test_the_capabilities_of_our_schemes():
+    assert {scheme for scheme in registry.schemes() if registry.capabilities_of(scheme).shares_memory} == {"shm"}
+    assert registry.node_port_schemes() == {"quic": "UDP", "tls": "TCP"}
+    assert registry.tcp_scheme(["shm", "quic", "tls"]) == "tls"
+    assert registry.tcp_scheme(["shm", "quic", "tcp"]) is None
+    assert not registry.capabilities_of("tcp").encrypts
+
+
+def test_an_unknown_scheme_has_the_default_capabilities():
+    assert registry.capabilities_of("carrier-pigeon") == TransportCapabilities()
+
+
+class DeclaringTransport(RegisteredTransport):
+    scheme = "homing"
+    capabilities = TransportCapabilities(closes_on_death=True)
+
+
+def test_others_declare_capabilities(monkeypatch):
+    monkeypatch.setattr(registry, "_declared", dict(registry._declared))
+    installed(monkeypatch, homing=f"{__name__}:DeclaringTransport")
+    sleeper = PollSleeper()
+    transport = registry.load("homing")(sleeper, 1, MemoryNetwork())
+    assert transport.capabilities == registry.capabilities_of("homing") == TransportCapabilities(closes_on_death=True)
+    transport.close()
+    sleeper.close()
+
+
+class Claiming(RegisteredTransport):
+    scheme = "claiming"
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        (TransportCapabilities(node_port="TCP"), "node_port='TCP'"),
+        (TransportCapabilities(in_process=True), "in_process=True"),
+        (TransportCapabilities(shares_memory=True), "shares_memory=True"),
+        (TransportCapabilities(has_certificates=False), "has_certificates=False"),
+        (TransportCapabilities(encrypts=False), "encrypts=False"),
+        (TransportCapabilities(closes_on_death="no"), "must be True or False"),
+        (None, "its capabilities are None"),
+        ({}, "its capabilities are {}"),
+    ],
+    ids=str,
+)
+def test_others_declare_only_what_concerns_them_alone(monkeypatch, declared, problem):
+    monkeypatch.setattr(Claiming, "capabilities", declared)
+    installed(monkeypatch, claiming=f"{__name__}:Claiming")
+    sleeper = PollSleeper()
+    with pytest.raises(UsageError, match=re.escape(problem)) as refused:
+        registry.load("claiming")(sleeper, 1, MemoryNetwork())
+    assert "repair that package" in str(refused.value)
+    assert registry.capabilities_of("claiming") == TransportCapabilities()
+    sleeper.close()
 
 
 @pytest.mark.parametrize(

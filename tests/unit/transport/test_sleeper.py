@@ -145,7 +145,7 @@ def test_an_unwatched_descriptor_is_forgotten(sleeper: PollSleeper, pair: tuple[
     assert slept(sleeper, 0.05) >= 0.05
 
 
-def test_the_peer_hears_at_once_of_a_socket_that_is_closed_during_a_sleep(sleeper: PollSleeper) -> None:
+def test_the_peer_learns_at_once_of_a_socket_that_is_closed_during_a_sleep(sleeper: PollSleeper) -> None:
     """The system lets go of a descriptor only when no sleep holds it any more."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(10.0)
@@ -217,7 +217,7 @@ def test_a_signal_handler_that_kicks_ends_the_sleep_it_interrupted(
 
 
 def test_no_kick_is_lost_in_ten_thousand_hand_overs(sleeper: PollSleeper) -> None:
-    """Two threads hand a number back and forth; each hand-over has nothing but a kick to tell of it."""
+    """Two threads hand a number back and forth; each hand-over is announced by a kick alone."""
     other = PollSleeper()
     rounds = 10_000
     place = [0, 0]

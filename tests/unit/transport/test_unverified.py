@@ -25,14 +25,14 @@ from nexar.wire.frame import Frame, FrameError, FrameKind, Lane, encode, encode_
 OURS = Credentials(0xA, "blue", b"chain", b"secret")
 
 
-def test_a_member_hears_whom_it_expected_what_it_showed_and_what_to_check():
+def test_a_member_learns_whom_it_expected_what_it_showed_and_what_to_check():
     said = certificate_advice(Expected(0xB), OURS)
     assert "expected node 000000000000000b of cluster 'blue'" in said
     assert "showed node 000000000000000a of cluster 'blue'" in said
     assert "check what runs at that address" in said
 
 
-def test_who_joins_hears_of_tickets():
+def test_the_message_for_who_joins_mentions_tickets():
     assert "the key in the ticket, showed no certificate" in certificate_advice(
         Expected(UNKNOWN_NODE, b"pin", True), OURS
     )
@@ -40,7 +40,7 @@ def test_who_joins_hears_of_tickets():
     assert "use the ticket" in certificate_advice(Expected(UNKNOWN_NODE), None)
 
 
-def test_no_secret_is_told():
+def test_no_secret_is_shown():
     assert "secret" not in certificate_advice(Expected(0xB, b"pin"), OURS)
 
 

@@ -1,4 +1,4 @@
-"""Control messages come back as they were; what is not one is told apart from what is not known yet."""
+"""Control messages come back as they were; what is not one is distinguished from what is not known yet."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Join messages come back as they were; another version, nonsense and impossible values are told apart."""
+"""Join messages come back as they were; another version, nonsense and impossible values are distinguished."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -149,7 +149,7 @@ def test_a_traceback_may_have_many_lines() -> None:
     assert decode_join(encode_join(died), MAX_JOIN_BYTES) == died
 
 
-def test_nothing_above_the_limit_of_a_stranger_is_sent_or_read_before_the_proof() -> None:
+def test_nothing_above_the_limit_of_an_unauthenticated_peer_is_sent_or_read_before_the_proof() -> None:
     talkative = JoinRequest(PROOF, b"r", "a", {"quic": tuple(f"{number:0>100}" for number in range(MAX_ADDRESSES))})
     with pytest.raises(HandshakeError, match="allowed are 4096"):
         encode_join(talkative)

@@ -22,7 +22,7 @@ def work_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Parameters of one all_reduce_compressed, equal on all ranks except `kept`."""
+    """Parameters of one call, equal on all ranks except `kept`."""
 
     count: int
     dtype: np.dtype[Any]
@@ -36,7 +36,6 @@ class Terms:
 
     @property
     def work(self) -> np.dtype[Any]:
-        """The dtype of uncompressed arrays."""
         return work_dtype(self.dtype)
 
 
@@ -49,7 +48,7 @@ class Compressor(ABC):
 
     All pieces are sent to all ranks, and each rank sums the decompressed arrays in rank order. So all ranks have the
     same bits if `decompress` depends only on piece and terms. A compressor has no mutable state: several threads may
-    use one, and a failed call leaves no trace. The new residual is array + residual - decompress(own piece).
+    use one. The new residual is array + residual - decompress(own piece).
 
     An error that it raises ends the call on this rank; the others raise Cancelled, and nothing is written.
     """
@@ -68,7 +67,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def size_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
-        """Returns the bytes of a piece of `count` elements. They must depend on nothing else; pad if necessary."""
+        """Returns the bytes of a piece, which must depend on nothing else; pad if necessary."""
 
     @abstractmethod
     def compress(self, array: NDArray[Any], terms: Terms) -> Piece:
@@ -87,16 +86,14 @@ class Compressor(ABC):
         np.add(total, decompressed(self, piece, terms), out=total)
 
     def working_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
-        """Returns the peak memory of `compress`, `decompress` and `add`, without arguments and piece. It counts towards
+        """Returns the peak memory of the other methods, without arguments and piece. It counts towards
         `compressed_allreduce_max_bytes`.
         """
         return 3 * count * work_dtype(dtype).itemsize
 
 
 def decompressed(compressor: Compressor, piece: Piece, terms: Terms) -> NDArray[Any]:
-    """Returns the decompressed piece. Raises UsageError for a wrong shape or dtype, which NumPy would silently
-    convert.
-    """
+    """Raises UsageError for a wrong shape or dtype, which NumPy would convert silently."""
     with np.errstate(all="ignore"):
         array: Any = compressor.decompress(piece, terms)
     if not isinstance(array, np.ndarray) or array.dtype != terms.work or array.shape != (terms.count,):
@@ -108,12 +105,12 @@ def decompressed(compressor: Compressor, piece: Piece, terms: Terms) -> NDArray[
 
 
 def described(value: object) -> str:
-    """Returns `float32[3]`, or the type of a non-array."""
+    """Returns `float32[3]`, or a type's name."""
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__qualname__
 
 
 def add_residual(array: NDArray[Any], residual: NDArray[Any] | None, terms: Terms) -> NDArray[Any]:
-    """Returns the array to compress, in the work dtype; it may be the caller's."""
+    """Returns the array to compress, in the work dtype; maybe the caller's own."""
     if residual is None:
         return array.astype(terms.work, copy=False)
     with np.errstate(all="ignore"):
@@ -122,9 +119,7 @@ def add_residual(array: NDArray[Any], residual: NDArray[Any] | None, terms: Term
 
 
 def new_residual(wanted: NDArray[Any], sent: NDArray[Any]) -> NDArray[Any]:
-    """Returns the residual in the memory of `wanted`. It is 0 where NaN or infinity was sent, which would spoil it
-    forever.
-    """
+    """Returns the residual in the memory of `wanted`: 0 where NaN or infinity was sent, which would stay in it."""
     with np.errstate(all="ignore"):
         np.subtract(wanted, sent, out=wanted)
     wanted[~np.isfinite(sent)] = 0

@@ -41,7 +41,7 @@ def code_of_compressor(compressor: Compressor, *, feedback: bool, piece_bytes: i
 
 
 def describe_code(mark: int) -> str:
-    """Returns for example `TopK(0.01) with a residual`."""
+    """Returns text such as `TopK(0.01) with a residual`."""
     return f"{_described(mark)} {'with' if mark & _FEEDBACK else 'without'} a residual"
 
 

@@ -1,4 +1,4 @@
-"""Compressors with one byte per element and one scale per block; and NoCompression."""
+"""Compressors with one byte per element and one scale per block; NoCompression."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LONGEST_BLOCK: Final = 1 << 20
 
 
 class BlockQuantizer(Compressor):
-    """Scales each block to its largest magnitude. A block with NaN or infinity becomes NaN. A piece is the scales, then
-    one byte per element.
+    """Scales each block to its largest magnitude. A piece is the scales, then one byte per element. NaN and infinity
+    make their block NaN.
     """
 
     block: int
@@ -69,7 +69,7 @@ class BlockQuantizer(Compressor):
         return blocks * self.block * (copies * wide + 1) + blocks * 4 * wide
 
     def _largest_scale(self, terms: Terms) -> Any:
-        """Prevents that rounding up the largest number gives infinity."""
+        """The largest number must not be rounded up to infinity."""
         return np.nextafter(np.finfo(terms.work).max / terms.work.type(self.largest), terms.work.type(0))
 
     def _rows(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -96,8 +96,8 @@ _LARGEST: Final = {"e4m3": 448.0, "e5m2": 57_344.0}
 @dataclass(frozen=True)
 class FP8(BlockQuantizer):
     """One byte per element, and one scale per block. The error of an element is at most 1/16 of itself (e4m3) or 1/8
-    (e5m2), unless it is below 1/28,672 of the largest element of its block (e5m2: 1/939,524,096). A block with NaN or
-    infinity becomes NaN.
+    (e5m2), unless it is below 1/28,672 of the largest element of its block (e5m2: 1/939,524,096). NaN and infinity make
+    their block NaN.
     """
 
     format: str = "e4m3"
@@ -128,7 +128,7 @@ class FP8(BlockQuantizer):
 @dataclass(frozen=True)
 class Int8(BlockQuantizer):
     """One byte per element, and one scale per block. The error of an element is at most 1/254 of the largest element of
-    its block. A block with NaN or infinity becomes NaN.
+    its block. NaN and infinity make their block NaN.
     """
 
     block: int = 256
@@ -155,8 +155,8 @@ class Int8(BlockQuantizer):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """The whole array, as all_reduce with `deterministic=True` sends it. Use it for comparison. A residual keeps only
-    what rounding to a narrower dtype removes.
+    """The whole array, as all_reduce with `deterministic=True` sends it, for comparison. A residual keeps only what
+    rounding to a narrower dtype removes.
     """
 
     linear: ClassVar[bool] = True

@@ -23,7 +23,7 @@ def checked_ratio(name: str, ratio: object) -> float:
 
 
 def elements_kept(count: int, ratio: float) -> int:
-    """Returns how many elements are sent: at least one, if any."""
+    """Returns how many elements are sent."""
     return min(count, max(1, math.ceil(count * ratio)))
 
 
@@ -33,10 +33,10 @@ _BITS: Final[dict[int, np.dtype[Any]]] = {4: np.dtype(np.uint32), 8: np.dtype(np
 
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """Each rank sends its elements of largest magnitude with their indices; of equal ones, the lower index. Use it with
-    a residual: otherwise elements that are never among the largest are never sent.
+    """Each rank sends its elements of largest magnitude (of equal ones, the lower index) with their indices. Use it
+    with a residual: otherwise elements that are never among the largest are never sent.
 
-    NaN ranks above infinity, and infinity above all numbers, so both are sent and noticed.
+    NaN ranks above infinity, and infinity above all numbers, so both are sent.
     """
 
     ratio: float
@@ -81,7 +81,7 @@ class TopK(Compressor):
 
 
 def largest(array: NDArray[Any], count: int) -> NDArray[np.intp]:
-    """Returns ascending indices; for equal magnitudes, the lower index. Linear time."""
+    """Returns ascending indices; of equal magnitudes, the lower one. Linear time."""
     # Without their sign, floats are ordered as their bits as integers: zeros, numbers, infinity, NaN. Unlike floats,
     # integers have a total order.
     magnitudes = np.abs(array).view(_BITS[array.itemsize])
@@ -94,7 +94,6 @@ def largest(array: NDArray[Any], count: int) -> NDArray[np.intp]:
 
 
 def _first(magnitudes: NDArray[Any], value: Any, count: int) -> NDArray[np.intp]:
-    """Searches block by block, since all elements may have this value."""
     found = [np.empty(0, np.intp)]
     for start in range(0, len(magnitudes), _BLOCK):
         if count <= 0:
@@ -115,9 +114,8 @@ _INDICES = "indices"
 class RandomK(Compressor):
     """All ranks send the same elements, drawn for each call, without indices.
 
-    Without a residual the result is rescaled by `count / k`, which makes it unbiased: its mean over calls is the result
-    of all_reduce. With a residual it is not rescaled; elements that were not drawn stay there. NaN and infinity are
-    noticed when they are drawn.
+    Without a residual the result is rescaled by `count / k`: its mean over calls is the result of all_reduce. With a
+    residual it is not; elements that were not drawn stay there. NaN and infinity are noticed when they are drawn.
     """
 
     ratio: float

@@ -1,4 +1,4 @@
-"""The command `nexar bench`: its options, and sizes as they are typed (`8`, `64K`, `128M`)."""
+"""The command `nexar bench`, and sizes as they are typed (`8`, `64K`, `128M`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from nexar.cli.bench.protocol import MEASURES
-from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of, fail_with
+from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of, print_message
 from nexar.environment import inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.detect import detect
@@ -32,7 +32,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def series(begin: int, end: int, factor: float) -> Iterator[int]:
-    """From `begin` to `end`, each `factor` times the one before."""
+    """From `begin` to `end`, growing by `factor`."""
     if factor <= 1:
         raise ConfigError(variable="-f", value=factor, allowed="a number above 1")
     if not 0 < begin <= end:
@@ -125,14 +125,14 @@ def bench(
         try:
             return GOOD if run(request, setup) else FAILED
         except SystemFailed as failure:
-            fail_with(str(failure))
+            print_message(str(failure))
             return FAILED
 
     raise typer.Exit(exit_code_of(action))
 
 
 def _chosen(what: list[str], ranks: int) -> tuple[str, ...]:
-    """The measures to run; `all`: those that so many ranks can do."""
+    """`all`: the measures that so many ranks can do."""
     unknown = [name for name in what if name not in MEASURES and name != ALL]
     if unknown:
         raise UsageError(f"unknown measure {unknown[0]}; give {_WHAT}")

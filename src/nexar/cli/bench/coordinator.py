@@ -42,7 +42,7 @@ class BenchSetup:
 
 
 def run(request: BenchRequest, setup: BenchSetup) -> bool:
-    """Returns whether all results of nexar were right. UsageError, SystemFailed."""
+    """Whether all results of nexar were right. UsageError, SystemFailed."""
     with ExitStack() as stack:
         hosts = stack.enter_context(opened_hosts(setup.hosts, setup.mtu))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nexar-bench-")))
@@ -95,7 +95,6 @@ class LaunchedRanks:
         return [measure(self._system, order), *(self._reply(rank, reply_timeout) for rank in range(1, self._comm.size))]
 
     def release(self, reply_timeout: float) -> None:
-        """End the other ranks."""
         self._send_order(b"", reply_timeout)
 
     def _send_order(self, line: bytes, reply_timeout: float) -> None:
@@ -107,7 +106,7 @@ class LaunchedRanks:
 
 
 def run_inside(request: BenchRequest) -> bool:
-    """Rank 0 directs the others and prints. Returns whether all results were right, as far as this rank knows."""
+    """Rank 0 directs the others and prints. Whether all results were right, as far as this rank knows."""
     options = request.options
     with init() as comm:
         if not options.root < comm.size:
@@ -125,7 +124,7 @@ def run_inside(request: BenchRequest) -> bool:
 
 
 def _serve(comm: Communicator, reply_timeout: float) -> None:
-    """Between two orders rank 0 waits for every rank's reply, each at most `reply_timeout`."""
+    """Between two orders rank 0 waits for every reply, each at most `reply_timeout`."""
     system = NexarSystem(comm)
     while line := comm.recv(source=0, tag=_ORDERS, timeout=reply_timeout * comm.size).tobytes():
         reply = measure(system, parse_order(line)).line()

@@ -1,10 +1,9 @@
 """Measures one block of calls on one rank, and checks results. Runs in the ranks of every system.
 
-Element j of rank r is a small number that depends on (j + r) alone and repeats. So results repeat too, and an array is
-compared with six numbers. Sums of small whole numbers are exact in every dtype; an average may be one rounding off.
+Element j of rank r is a small number that depends on (j + r) alone and repeats, so an array is compared with six
+numbers. Their sums are exact in every dtype; an average may be one rounding off.
 
-A rank without an order sleeps in a read: a library that spins would take a core from the system that measures. The read
-has no deadline: the connection ends with the command.
+A rank without an order sleeps in a read, because spinning would take a core from the system that measures.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ OPERATIONS: Final = tuple(_FOLDS)
 
 
 def steady_value(op: str) -> int:
-    """Its own reduction with itself, so that repeated calls never overflow."""
+    """A fixed point of the reduction, so that repeated calls never overflow."""
     return 0 if op in ("sum", "bxor", "lxor") else 1
 
 
@@ -60,7 +59,6 @@ def count_wrong(target: Values, order: BenchOrder, rank: int, ranks: int) -> int
 
 
 def _expected(order: BenchOrder, rank: int, ranks: int) -> list[Values]:
-    """For each block of the target, the numbers it repeats."""
     offset, op = rank * order.count, order.op
     if order.measure in ("all_gather", "gather"):
         return [_of_rank(source, 0, op) for source in range(ranks)]
@@ -172,7 +170,7 @@ def _holds_result(order: BenchOrder, rank: int) -> bool:
 
 
 def _memory(order: BenchOrder, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Written before use: untouched memory is one shared page, and reads too fast."""
+    """Written, because untouched memory is one shared page and reads too fast."""
     dtype = dtype_named(order.dtype)
     source, target = (np.empty(count, dtype) for count in MEASURES[order.measure].counts(order.count, ranks))
     source.fill(0)
@@ -181,7 +179,7 @@ def _memory(order: BenchOrder, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """A dtype of NumPy or ml_dtypes. `Unsupported` otherwise."""
+    """Of NumPy or ml_dtypes; else `Unsupported`."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -196,7 +194,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def serve(system: System, path: str) -> None:
-    """Measure for the command at this Unix socket. Blocks until it closes the connection."""
+    """Measure for the command at this Unix socket, until it closes the connection."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         line.sendall(RankHello(rank=system.rank, version=system.version).line())

@@ -1,6 +1,4 @@
-"""Draws busbw over size: `python plot.py FILE.png <RESULTS.json`. A separate program, because matplotlib is not a
-dependency of nexar.
-"""
+"""Draws busbw over size: `python plot.py FILE.png <RESULTS.json`. nexar does not depend on matplotlib."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What can be measured, as nccl-tests counts it, and the JSON lines between the command and ranks. Pure.
 
-`count` is the elements of one rank's share if the data is spread over the ranks, else all elements. `size` is the
-larger side, in bytes.
+`count`: elements of one rank's share if the data is spread over the ranks, else all. `size`: bytes of the larger side.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Measure:
     sized: bool = True
 
     def count(self, size_bytes: int, itemsize: int, ranks: int) -> int:
-        """Elements for a size, rounded down as in nccl-tests, at least 1."""
+        """Rounded down as in nccl-tests, at least 1."""
         if not self.sized:
             return 0
         return max(1, size_bytes // itemsize // (ranks if self.spread else 1))
@@ -37,19 +36,19 @@ class Measure:
         return count * itemsize * (ranks if self.spread else 1)
 
     def busbw_factor(self, ranks: int) -> float:
-        """Turns algbw into the bandwidth of each rank's wire, comparable between world sizes."""
+        """Turns algbw into the bandwidth of each rank's wire."""
         if self.name == "all_reduce":
             return 2 * (ranks - 1) / ranks
         return (ranks - 1) / ranks if self.spread else 1.0
 
     def messages(self, count: int, itemsize: int) -> int:
-        """One-way messages per timed call; the time is divided by it."""
+        """One-way messages per timed call."""
         if self.name == "p2p-bandwidth":
             return window(count * itemsize)
         return 2 if self.name == "p2p-latency" else 1
 
     def counts(self, count: int, ranks: int) -> tuple[int, int]:
-        """Elements of (source, target); in-place operations have only a target."""
+        """Elements of (source, target); in place: only a target."""
         whole = count * ranks
         return {
             "all_reduce": (0, count),
@@ -67,7 +66,7 @@ class Measure:
 
 
 def window(size_bytes: int) -> int:
-    """Messages in flight for bandwidth: at most 64, and bounded in bytes."""
+    """Messages in flight: at most 64, and bounded in bytes."""
     return max(1, min(MOST_IN_WINDOW, WINDOW_BYTES // max(1, size_bytes)))
 
 
@@ -134,16 +133,16 @@ class RankHello:
 
 
 def parse_order(line: bytes | str) -> BenchOrder:
-    """The reverse of `BenchOrder.line`."""
+    """Reverse of `BenchOrder.line`."""
     return BenchOrder(**json.loads(line))
 
 
 def parse_reply(line: bytes | str) -> BenchReply:
-    """The reverse of `BenchReply.line`."""
+    """Reverse of `BenchReply.line`."""
     facts: dict[str, Any] = json.loads(line)
     return BenchReply(nanoseconds=tuple(facts["nanoseconds"]), wrong=facts["wrong"], problem=facts["problem"])
 
 
 def parse_hello(line: bytes | str) -> RankHello:
-    """The reverse of `RankHello.line`."""
+    """Reverse of `RankHello.line`."""
     return RankHello(**json.loads(line))

@@ -1,4 +1,4 @@
-"""A rank of nexar that measures: `python -m nexar.cli.bench.rank SOCKET`, started by `nexar run`."""
+"""A measuring rank: `python -m nexar.cli.bench.rank SOCKET`, started by `nexar run`."""
 
 from __future__ import annotations
 

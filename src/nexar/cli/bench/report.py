@@ -1,8 +1,7 @@
 """Runs the measurements, computes the figures, and prints them.
 
-Systems take turns, block by block: a disturbance of the machine hits all of them alike. A block's time is the median
-over its calls, on the rank where that is longest: a root may finish long before the others have its data. The figure is
-the median over blocks, so a disturbed block does not count.
+Systems take turns, block by block, so a disturbance hits all alike. A block's time is the median of its calls, on the
+slowest rank: a root may finish before the others have its data. The figure is the median of the blocks.
 """
 
 from __future__ import annotations
@@ -63,12 +62,12 @@ def figure(system: str, measure: Measure, count: int, itemsize: int, blocks: Seq
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share does not exceed."""
+    """Smallest value that at least this share does not exceed."""
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
 def iterations_for(call_seconds: float, seconds: float, least: int, most: int = 20_000) -> int:
-    """Calls that fill so much time, within bounds."""
+    """Calls that take so long, within bounds."""
     return max(least, min(most, round(seconds / max(call_seconds, 1e-9))))
 
 
@@ -80,8 +79,7 @@ _SETTLE_SECONDS: Final = 0.05
 class Ranks(Protocol):
     """A system's ranks, waiting for orders."""
 
-    def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]:
-        """By rank. Blocks."""
+    def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +118,18 @@ class BenchRow:
 def rows(
     systems: Mapping[str, Ranks], measure: Measure, sizes: Sequence[int], options: MeasureOptions, ranks: int
 ) -> Iterator[BenchRow]:
-    """Yields each row as soon as it is measured."""
+    """Yields each row once measured."""
     for count in counts(measure, sizes, options, ranks):
         yield row(systems, measure, count, options, ranks)
 
 
 def counts(measure: Measure, sizes: Sequence[int], options: MeasureOptions, ranks: int) -> tuple[int, ...]:
-    """Of all rows. Sizes with the same count are measured once."""
+    """Of all rows; sizes with the same count are measured once."""
     return tuple(dict.fromkeys(measure.count(size, options.itemsize, ranks) for size in sizes))
 
 
 def row(systems: Mapping[str, Ranks], measure: Measure, count: int, options: MeasureOptions, ranks: int) -> BenchRow:
-    """Each system once, to learn how long a call takes; then in turns."""
+    """Each system once, to learn a call's duration; then in turns."""
     first = BenchOrder(
         measure=measure.name,
         count=count,
@@ -282,7 +280,7 @@ def plot_interpreter(peers: Path) -> str:
 
 
 def draw_plot(python: str, results: str, path: Path) -> None:
-    """The suffix of the file is the format. UsageError."""
+    """The file's suffix is the format. UsageError."""
     program = [python, str(plot.__file__), str(path)]
     done = subprocess.run(program, input=results, capture_output=True, text=True, check=False, timeout=_PLOT_TIMEOUT)
     if done.returncode:
@@ -323,7 +321,7 @@ class BenchReport:
         self._others = [system.name for system in systems if system.name != NEXAR]
 
     def measure(self, systems: Mapping[str, Ranks]) -> bool:
-        """Returns whether all results of nexar were right."""
+        """Whether all results of nexar were right."""
         self._print(*(f"# {line}" for line in self._introduction()))
         with advancing("measuring", self._row_count()) as advance:
             found = list(self._measured(systems, advance))

@@ -1,7 +1,7 @@
 """Where ranks run, how each system's ranks are started, and the running ranks.
 
-Hosts are this machine, or two network namespaces joined by virtual Ethernet, which share the machine's cores. Each
-system gets the flags it is known to be fastest with.
+Hosts are this machine, or two network namespaces on it, joined by virtual Ethernet. Each system gets the fastest known
+flags.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BenchHost(NamedTuple):
 
 @contextmanager
 def opened_hosts(count: int, mtu: int) -> Iterator[tuple[BenchHost, ...]]:
-    """This machine, or two hosts that are removed after the block. UsageError."""
+    """This machine, or two hosts, removed after the block. UsageError."""
     if count == 1:
         yield (BenchHost(),)
         return
@@ -115,12 +115,11 @@ class SystemSettings:
     """The folder that `nexar` is imported from."""
 
     @property
-    def crowded(self) -> bool:
-        """Some ranks share a core."""
+    def oversubscribed(self) -> bool:
         return self.ranks > self.cores
 
     def line(self, name: str) -> str:
-        """The Unix socket of a system's ranks."""
+        """A system's Unix socket."""
         return str(self.folder / f"{name}.socket")
 
 
@@ -139,7 +138,7 @@ def plan_nexar(setting: SystemSettings, variables: Mapping[str, str]) -> SystemP
 
 
 def plan_other(name: str, setting: SystemSettings) -> SystemPlan:
-    """UsageError if it is not installed, or cannot run on these hosts."""
+    """UsageError if not installed, or impossible on these hosts."""
     if name not in OTHER_SYSTEMS:
         raise UsageError(f"--against {name}: there is no such system; known: {', '.join(OTHER_SYSTEMS)}")
     python = setting.peers / name / "bin" / "python"
@@ -164,8 +163,8 @@ def _plan_mpi(name: str, setting: SystemSettings, python: str) -> SystemPlan:
     if len(setting.hosts) > 1:
         raise UsageError(f"--against {name}: runs on one host only here; with --hosts 2 compare with gloo")
     flags, variables = _FASTEST[name]
-    if setting.crowded:
-        more_flags, more_variables = _FASTEST_CROWDED[name]
+    if setting.oversubscribed:
+        more_flags, more_variables = _FASTEST_OVERSUBSCRIBED[name]
         flags, variables = (*flags, *more_flags), {**variables, **more_variables}
     script = (str(setting.peers / "scripts" / "mpi.py"), setting.line(name))
     root = ("--allow-run-as-root",) if name == "openmpi" else ()
@@ -184,14 +183,13 @@ _FASTEST: Final[Mapping[str, _Flags]] = {
     "openmpi": (("--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "smsc", "cma"), {}),
     "mpich": ((), {}),
 }
-_FASTEST_CROWDED: Final[Mapping[str, _Flags]] = {
+_FASTEST_OVERSUBSCRIBED: Final[Mapping[str, _Flags]] = {
     "openmpi": (("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"), {}),
     "mpich": ((), {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}),
 }
 
 
 def _importing(setting: SystemSettings) -> dict[str, str]:
-    """The other systems import `measuring` from nexar's sources."""
     return {"PYTHONPATH": str(setting.sources), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -201,16 +199,16 @@ _TAIL_LINES: Final = 15
 
 
 class SystemFailed(Exception):
-    """Ranks did not start, died, or did not reply in time. The text has their output."""
+    """Ranks did not start, died, or were late. Has their output."""
 
 
 class SystemRanks:
-    """A system's ranks, which wait for orders. Leaving the block ends all of its processes."""
+    """A system's ranks, waiting for orders. Leaving the block ends its processes."""
 
     def __init__(
         self, plan: SystemPlan, ranks: int, *, path: str, environment: Mapping[str, str], folder: Path
     ) -> None:
-        """`path`: the Unix socket for its ranks; `folder`: where their output is kept."""
+        """`path`: the Unix socket for its ranks; `folder`: for their output."""
         self.plan = plan
         self.version = ""
         self._ranks = ranks
@@ -238,7 +236,7 @@ class SystemRanks:
         self._stack.close()
 
     def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]:
-        """By rank. `SystemFailed` if one does not reply in time."""
+        """By rank. `SystemFailed` if one is late."""
         deadline = time.monotonic() + reply_timeout
         for line in self._sockets:
             line.send(order.line())
@@ -303,7 +301,7 @@ class SystemRanks:
         return SystemFailed(f"{self.plan.name}: {what}" + (f"; its last output:\n{text}" if text else ""))
 
     def _end(self) -> None:
-        """Closing the connections ends the ranks; those that do not end soon are killed."""
+        """Closing the connections ends the ranks; late ones are killed."""
         for line in self._sockets:
             line.close()
         self._await_endings(_ENDING if self._sockets else 0.0)
@@ -329,7 +327,7 @@ class _RankSocket:
             self._connection.sendall(line)
 
     def read(self, deadline: float) -> bytes | None:
-        """The next line; empty if the rank closed the connection, None at the deadline."""
+        """Empty: the rank closed the connection; None: the deadline."""
         while b"\n" not in self._read:
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
             try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nexar.cli.cluster_options import NO_ENTRY, Ticket, entry_options, ticket_in
-from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of, fail_with
+from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of, print_message
 from nexar.cli.progress_bar import counting
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
@@ -21,7 +21,7 @@ from nexar.transport.address import format_address
 
 if TYPE_CHECKING:
     from nexar.cli.doctor.observations import DoctorFinding, Machine
-    from nexar.cli.doctor.peer_probe import ProbeResult
+    from nexar.cli.doctor.probe_session import ProbeResult
     from nexar.cluster.join_client import RankRequest
     from nexar.config import Config
     from nexar.launch.detect import LaunchInfo
@@ -49,13 +49,13 @@ def doctor(
         _check(size, listen, ticket)
         file_timeout = effective(NO_ENTRY).config.formation_timeout
         config = effective(entry_options(ticket, ticket_file, file_timeout=file_timeout) if size is None else {}).config
-        start = detect(inherited())
+        launch_info = detect(inherited())
         own = None if size is None else _OwnSeed(size, listen, ticket_file)
         machine = inspect_machine(config)
-        if own is None and not _is_invited(config, start):
+        if own is None and not _is_invited(config, launch_info):
             return _report_machine(machine, as_json=as_json)
-        with _invited(config, start, own) as (invitation, rank_request):
-            from nexar.cli.doctor.peer_probe import probe_cluster  # noqa: PLC0415
+        with _invited(config, launch_info, own) as (invitation, rank_request):
+            from nexar.cli.doctor.probe_session import probe_cluster  # noqa: PLC0415
 
             return _report_cluster(machine, probe_cluster(config, invitation, rank_request, machine), as_json=as_json)
 
@@ -64,8 +64,6 @@ def doctor(
 
 @dataclass(frozen=True, slots=True)
 class _OwnSeed:
-    """The cluster of doctors that this process opens."""
-
     size: int
     listen: str | None
     ticket_file: Path | None
@@ -86,14 +84,15 @@ class _OwnSeed:
 
     def _invite(self, ticket: str) -> None:
         if self.ticket_file is None:
-            fail_with(f"waiting for {self.size - 1} more; run this on the other hosts:")
-            fail_with(f"  nexar doctor --ticket {ticket}")
+            print_message(f"waiting for {self.size - 1} more; run this on the other hosts:")
+            print_message(f"  nexar doctor --ticket {ticket}")
         else:
-            fail_with(f"waiting for {self.size - 1} more; copy {self.ticket_file} to the other hosts, and run there:")
-            fail_with(f"  nexar doctor --ticket-file {self.ticket_file}")
+            others = "to the other hosts, and run there:"
+            print_message(f"waiting for {self.size - 1} more; copy {self.ticket_file} {others}")
+            print_message(f"  nexar doctor --ticket-file {self.ticket_file}")
 
     def _listen_address(self, config: Config) -> str | None:
-        """If the settings fix the member's port, the seed takes the next one."""
+        """The next port, if the settings fix the member's."""
         if self.listen is not None or not config.port:
             return self.listen
         return format_address(config.bind or "", config.port + 1)
@@ -108,14 +107,13 @@ def _check(size: int | None, listen: str | None, ticket: str | None) -> None:
         raise UsageError("--listen says where --size opens the cluster: give both")
 
 
-def _is_invited(config: Config, start: LaunchInfo | None) -> bool:
-    """By a ticket, a token, or a launcher of several processes."""
-    return config.ticket is not None or config.seed is not None or (start is not None and start.size > 1)
+def _is_invited(config: Config, launch_info: LaunchInfo | None) -> bool:
+    return config.ticket is not None or config.seed is not None or (launch_info is not None and launch_info.size > 1)
 
 
 @contextmanager
 def _invited(
-    config: Config, start: LaunchInfo | None, own: _OwnSeed | None
+    config: Config, launch_info: LaunchInfo | None, own: _OwnSeed | None
 ) -> Iterator[tuple[Invitation, RankRequest]]:
     from nexar.cluster.join_client import RankRequest  # noqa: PLC0415
     from nexar.launch.entry import choose_entry  # noqa: PLC0415
@@ -125,8 +123,8 @@ def _invited(
         with own.opened(config) as invitation:
             yield invitation, RankRequest(rank=0)
         return
-    rank_request = RankRequest() if start is None else RankRequest(start.rank, start.launcher)
-    with open_entry(choose_entry(start, config, os.getppid()), config) as invitation:
+    rank_request = RankRequest() if launch_info is None else RankRequest(launch_info.rank, launch_info.launcher)
+    with open_entry(choose_entry(launch_info, config, os.getppid()), config) as invitation:
         yield invitation, rank_request
 
 
@@ -153,7 +151,7 @@ def _report_cluster(machine: Machine, result: ProbeResult, *, as_json: bool) -> 
         report.show_findings(result.findings)
     else:
         verdict = "there is something to change" if _exit_code(result.findings) else "nothing to change"
-        fail_with(f"this was rank {result.rank} of {result.size}: {verdict}; rank 0 has the table")
+        print_message(f"this was rank {result.rank} of {result.size}: {verdict}; rank 0 has the table")
     return _exit_code(result.findings)
 
 

@@ -1,4 +1,4 @@
-"""Inspects this machine: software, interfaces, limits, and real connections inside this process."""
+"""Inspects this machine: software, interfaces, limits, and connections inside this process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pathlib import Path
 from typing import Final
 
 from nexar.cli.doctor.observations import Attachment, FreeSpace, Limits, ListenPort, Machine, RoundTrip, Version
-from nexar.cli.doctor.peer_probe import DIAL_TIMEOUT, ProbeConnection, ProbeSession
+from nexar.cli.doctor.probe_session import DIAL_TIMEOUT, ProbeConnection, ProbeSession
 from nexar.cluster.host import host_id, read_interfaces
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
-from nexar.cluster.transports import NETWORK
 from nexar.config import Config
 from nexar.errors import NexarError
 from nexar.security.authority import Authority, make_credentials
 from nexar.security.certificates import Trust, fingerprint
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused
-from nexar.transport.quic import available
-from nexar.transport.shm.ring import missing_support
+from nexar.transport.quic import missing_support
+from nexar.transport.registry import capabilities_of, why_unavailable
 
 _CLUSTER: Final = "doctor"
 _LOOPBACK: Final = "127.0.0.1"
 
 
 def try_round_trip(scheme: str, config: Config) -> RoundTrip:
-    """Over loopback, or through shared memory. A failure is returned, never raised."""
-    missing = available() if scheme == "quic" else missing_support() if scheme == "shm" else None
+    """Over loopback, or through shared memory. Returns a failure, never raises."""
+    missing = why_unavailable(scheme)
     if missing is not None:
-        return RoundTrip(scheme, problem=missing if scheme == "shm" else "")  # the versions show a missing package
-    schemes = (scheme,) if scheme in NETWORK else (scheme, "tls")
+        is_memory = capabilities_of(scheme).shares_memory
+        return RoundTrip(scheme, problem=missing if is_memory else "")  # the versions show a missing package
+    schemes = (scheme,) if capabilities_of(scheme).node_port else (scheme, "tls")
     alone = replace(
         config, transports=schemes, bind=_LOOPBACK, port=0, port_range=None, iface=None, advertise=None, host_id=None
     )
@@ -58,7 +58,7 @@ def _exchange(near: Node, far: Node, scheme: str, stack: ExitStack) -> float:
     stack.callback(answering.close)
     stack.callback(asking.close)
     deadline = time.monotonic() + DIAL_TIMEOUT
-    if scheme in NETWORK:
+    if capabilities_of(scheme).node_port:
         reach = next(reach for reach in asking.dial_all(0) if reach.scheme == scheme)
         if reach.round_trip is None:
             raise ConnectRefused(_LOOPBACK, reach.problem)
@@ -88,7 +88,7 @@ _SYSTEM: Final = Path("/proc/sys/net/core")
 
 
 def inspect_machine(config: Config) -> Machine:
-    """Takes about a second. Listens, and connects to itself, for moments."""
+    """Takes about a second; listens, and connects to itself."""
     return Machine(
         name=socket.gethostname(),
         host=host_id(config),
@@ -107,7 +107,7 @@ def inspect_machine(config: Config) -> Machine:
 
 def _versions() -> tuple[Version, ...]:
     packages = [Version(name, _installed(name)) for name in _PACKAGES]
-    problem = available()
+    problem = missing_support()
     quic = Version("nexar-native", _installed("nexar-native") if problem is None else None, problem or "")
     python = Version("python", platform.python_version())
     return (python, packages[0], quic, *packages[1:], Version("openssl", ssl.OPENSSL_VERSION.split()[1]))
@@ -134,7 +134,6 @@ def _attachments() -> tuple[Attachment, ...]:
 
 
 def _listen_port(config: Config) -> ListenPort:
-    """Listen as `nexar.init` would. A failure is part of the result."""
     try:
         with Node(config) as node:
             advertised = next(iter(node.addresses().values()), ())

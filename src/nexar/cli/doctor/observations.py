@@ -1,6 +1,6 @@
 """What a doctor observes, and the messages between doctors. Pure.
 
-The messages are bodies of CONTROL frames on a connection of their own: a node that is not a doctor closes it.
+Messages are bodies of CONTROL frames on their own connection: other nodes close it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class DoctorFinding(msgspec.Struct, frozen=True):
 
 
 class _Base(msgspec.Struct, frozen=True, tag_field="doctor"):
-    """The tag field distinguishes these messages from all others."""
+    pass
 
 
 class ProbeRequest(_Base, frozen=True, tag="ask"):
@@ -166,7 +166,7 @@ def encode_probe(message: ProbeMessage) -> bytes:
 
 
 def decode_probe(body: bytes | bytearray | memoryview) -> ProbeMessage:
-    """NotAProbeMessage for anything that `encode_probe` did not write."""
+    """NotAProbeMessage for other bytes."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise NotAProbeMessage(f"{len(body)} bytes at once")
     try:

@@ -1,4 +1,4 @@
-"""Derives what to change from observations. Pure. Advice is about hosts, however many ranks observed the problem."""
+"""Derives what to change from observations, by host. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from nexar.cli.doctor.observations import DoctorFinding, DoctorReport, Machine, Reach
 from nexar.transport.address import parse_address
+from nexar.transport.registry import capabilities_of, node_port_schemes
 from nexar.types import Rank
 
 SOCKET_BUFFER_BYTES: Final = 4 << 20
@@ -40,7 +41,7 @@ def _about_trips(machine: Machine) -> Iterator[DoctorFinding]:
     for trip in machine.trips:
         if trip.round_trip is not None or not trip.problem:
             continue
-        if trip.scheme == "shm":
+        if capabilities_of(trip.scheme).shares_memory:
             text = f"{machine.name} has no shared memory for its ranks: {trip.problem}; the network serves, more slowly"
             yield DoctorFinding(text, needed=False)
         else:
@@ -93,7 +94,7 @@ def _about_load(machine: Machine) -> Iterator[DoctorFinding]:
         yield DoctorFinding(text, needed=False)
 
 
-PROTOCOLS: Final = {"quic": "UDP", "tls": "TCP"}
+PROTOCOLS: Final = node_port_schemes()
 """What a firewall calls them."""
 NOT_OFFERED: Final = "not offered"
 """The problem of a reach if one side does not have the transport: no firewall is to blame."""
@@ -102,7 +103,7 @@ _SKEW: Final = 60.0
 
 
 def cluster_findings(reports: Mapping[Rank, DoctorReport], size: int) -> list[DoctorFinding]:
-    """The most important first. `size`: of the cluster, of which these ranks have reported."""
+    """The most important first. `size`: of the whole cluster."""
     hosts = _Hosts(reports)
     found = [
         *_about_silent(reports, size),
@@ -115,7 +116,7 @@ def cluster_findings(reports: Mapping[Rank, DoctorReport], size: int) -> list[Do
 
 
 def skews(reports: Mapping[Rank, DoctorReport]) -> dict[Rank, float]:
-    """Seconds by which each clock is ahead of rank 0's, as far as is known."""
+    """Seconds by which clocks are ahead of rank 0's."""
     seen: dict[Rank, tuple[float, float]] = {}
     for reach in _reaches(reports):
         if reach.skew is None or reach.round_trip is None or 0 not in (reach.source, reach.dest):
@@ -127,8 +128,6 @@ def skews(reports: Mapping[Rank, DoctorReport]) -> dict[Rank, float]:
 
 
 class _Hosts:
-    """By host, in the order of ranks."""
-
     def __init__(self, reports: Mapping[Rank, DoctorReport]) -> None:
         self._reports = reports
         self.names: dict[str, list[Rank]] = {}
@@ -149,7 +148,6 @@ class _Hosts:
         return ((a, b) for index, a in enumerate(names) for b in names[index + 1 :])
 
     def failures(self, source: str, dest: str) -> dict[str, Reach]:
-        """The first failed reach of each transport that both sides have."""
         failed: dict[str, Reach] = {}
         for reach in self._between(source, dest):
             if reach.round_trip is None and reach.problem != NOT_OFFERED:
@@ -187,14 +185,14 @@ def _one_way(hosts: _Hosts, source: str, dest: str) -> Iterator[DoctorFinding]:
     for scheme, reach in hosts.failures(source, dest).items():
         protocol = PROTOCOLS.get(scheme, scheme)
         remedy = f"open {_port(hosts.first(dest))} for {protocol} there"
-        if whole and scheme == "quic":
+        if whole and protocol == "UDP":
             remedy += ", or set NEXAR_TRANSPORTS=shm,tls"
         text = (
             f"{hosts.label(dest)} cannot be reached over {protocol} from {hosts.label(source)} "
             f"({reach.problem}): {remedy}"
         )
         # TCP is the fallback if UDP is closed: it is not needed as long as UDP works.
-        yield DoctorFinding(text, needed=scheme == "quic" or not whole)
+        yield DoctorFinding(text, needed=protocol == "UDP" or not whole)
 
 
 def _port(report: DoctorReport) -> str:

@@ -1,4 +1,4 @@
-"""Prints a doctor's observations: rich tables on a terminal, plain ones elsewhere, or JSON."""
+"""Prints a doctor's observations: rich tables on a terminal, else plain ones, or JSON."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def _cell(source: Rank, dest: Rank, reach: Reach | None) -> str:
 
 
 def show_machine(machine: Machine) -> None:
-    """Print the table of this machine."""
+    """Print the machine's table."""
     _show("this machine", machine_rows(machine))
 
 
 def show_cluster(reports: Mapping[Rank, DoctorReport], size: int) -> None:
-    """Print the ranks, and a matrix for each transport in use."""
+    """Print the ranks, and a matrix per transport."""
     _show("ranks", rank_rows(reports), heading=True)
     tried = {reach.scheme for report in reports.values() for reach in report.reaches if reach.problem != NOT_OFFERED}
     for scheme, protocol in PROTOCOLS.items():

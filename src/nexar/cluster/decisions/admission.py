@@ -4,19 +4,18 @@
        │                  │                    │
        └──── timeout, no room, error, closed ──┴──→ ended, once
 
-Laws:
-- Before its proof a connection takes one pending place and changes nothing else. So nodes with the secret notice
-  unauthenticated peers only in the bounded list of refusals.
+Invariants:
+- Before its proof a connection takes one pending place and changes nothing else. So unauthenticated peers affect only
+  the bounded list of refusals.
 - A node id counts only after the proof: nobody keeps a node out by using its id first.
-- A node is admitted once. Before the commit its first connection wins, afterwards the newest with the pinned key:
-  the node lost its old connection, perhaps unnoticed.
-- The first membership is committed once, with epoch 1, when `size` candidates are admitted and show their
-  certificates: every receiver can dial every member. Launchers and early joiners do not count. From then on the
-  members decide and `FormedCluster` follows.
+- A node is admitted once. Before the commit its first connection wins, afterwards the newest with the pinned key: the
+  node may have lost its old connection unnoticed.
+- The first membership is committed once, with epoch 1, when `size` candidates are admitted and show their certificates:
+  every receiver can dial every member. Launchers and early joiners do not count. From then on the members decide and
+  `FormedCluster` follows.
 - The cluster starts when every confirming member is connected. It fails if one is lost, cannot connect or is late.
-  Exactly one of the two happens and every member is informed. So `init()` returns the whole world on every rank or
-  raises on every rank.
-- The time for forming and connecting extends by the seed's own delay, which is bounded: a seed short of CPU notices
+  Every member is informed. So `init()` returns on every rank or raises on every rank.
+- The deadlines for forming and connecting extend by the seed's own delay, which is bounded: a seed short of CPU notices
   late that ranks came in time.
 - An event costs O(1) in the size of the world, except a membership change.
 """
@@ -73,7 +72,7 @@ from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.decisions.refusals import Refusal, RefusalLog, brief, brief_lines, last_line
 from nexar.cluster.decisions.seed_voter import SeedVoter
 from nexar.cluster.membership import MAX_MEMBERS, Membership, PinnedNode
-from nexar.errors import InternalError, UsageError, headed, list_ranks
+from nexar.errors import InternalError, UsageError, list_ranks, with_heading
 from nexar.transport.unverified import PendingConnections, source_of
 from nexar.types import NodeId, Rank, describe_peer, format_seconds
 from nexar.wire.hello import Hello
@@ -101,11 +100,10 @@ class PendingStart:
         self._awaited.pop(node, None)
 
     def fail(self, reason: str) -> None:
-        """The first reason is kept."""
         self.failure = self.failure or reason
 
     def member_lost(self, rank: Rank | None, reason: str) -> None:
-        self.fail(headed(f"rank {rank} was lost before the cluster had started", reason))
+        self.fail(with_heading(f"rank {rank} was lost before the cluster had started", reason))
 
     def expire(self, now: float, own_delay: float = 0.0) -> None:
         if now >= self.deadline + own_delay and self._awaited:
@@ -115,10 +113,8 @@ class PendingStart:
 
 
 class RunFailures:
-    """Chooses the failure that stops a run on all hosts.
-
-    The first failure that is not a consequence of another is final. A consequence is chosen until then: the rank
-    that caused it may end later, or its host may be slow.
+    """Chooses the failure that stops a run on all hosts: the first that is no consequence of another; until then a
+    consequence, because the rank that caused it may end later.
     """
 
     def __init__(self, launchers: Mapping[NodeId, JoinConnectionState]) -> None:
@@ -127,14 +123,14 @@ class RunFailures:
         self._chosen: RunFailed | None = None
 
     def reserved(self, joiner: JoinConnectionState, ranks: range | None) -> list[AdmissionAction]:
-        """`ranks`: those of the launcher's children; None: unchanged, or unknown because the seed restarted."""
+        """`ranks`: those of the launcher's children; None if unchanged or unknown."""
         if joiner.node is not None and ranks is not None:
             self._ranks[joiner.node] = ranks
         return [] if self._chosen is None else [NotifyConnections(self._chosen, (joiner.connection,))]
 
     def report(self, joiner: JoinConnectionState, failure: RunFailed) -> list[AdmissionAction]:
-        """Notify all launchers of a new choice, otherwise the reporter only. Raises Refusal if the report is not its to
-        make.
+        """Notifies all launchers of a new choice, otherwise only the reporter. Raises Refusal unless it is the child's
+        launcher.
         """
         if joiner.node is None or self._launchers.get(joiner.node) is not joiner:
             raise Refusal("it reported that the run failed, but is no launcher")
@@ -202,7 +198,7 @@ class Admission:
     def resumed(
         cls, membership: Membership, vote: Vote | None = None, *, limits: AdmissionLimits | None = None
     ) -> Admission:
-        """The admission of a restarted seed: pinned members may return."""
+        """For a restarted seed: pinned members may return."""
         cluster, size, seed = membership.cluster, membership.size, membership.seed
         if seed is None:
             raise InternalError("a membership without a seed cannot be resumed by one")
@@ -248,7 +244,6 @@ class Admission:
         return self._refusals.listed()
 
     def due(self, now: float) -> float | None:
-        """When the next tick is needed; None: not before another event."""
         delay = self._limits.own_delay()
         formation = None if self._forming is None else self._deadline + delay
         start = None if self._starting is None else self._starting.deadline + delay
@@ -257,10 +252,7 @@ class Admission:
         return max(now, min(deadlines)) if deadlines else None
 
     def step(self, event: AdmissionEvent, now: float) -> list[AdmissionAction]:
-        """Returns the actions to perform, in order. No other method changes the state.
-
-        Events of an ended connection are ignored: they were in transit.
-        """
+        """The actions, in order. No other method changes the state. Events of an ended connection are ignored."""
         self._now = now
         return [*self._handle(event, now), *self._settle_start(now)]
 
@@ -334,7 +326,7 @@ class Admission:
         if self._formed is None:
             raise Refusal("it sent a member's message before the cluster had formed")
         if isinstance(event, MemberMessageReceived):
-            return self._formed.said(joiner, event, self._now)
+            return self._formed.message_received(joiner, event, self._now)
         return self._formed.answered(joiner, event, self._now)
 
     # ------------------------------------------------------------ unauthenticated connections
@@ -376,8 +368,8 @@ class Admission:
     def _join_requested(self, joiner: JoinConnectionState, event: JoinRequested) -> list[AdmissionAction]:
         hello = self._prove(joiner, "candidate", event)
         if self._forming is None:
-            return self._formed_cluster().applied(joiner, hello, event)
-        return [*self._forming.applied(joiner, hello, event), *self._settle(self._forming)]
+            return self._formed_cluster().join_requested(joiner, hello, event)
+        return [*self._forming.join_requested(joiner, hello, event), *self._settle(self._forming)]
 
     def _joiner_ready(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
         if self._forming is None:

@@ -1,7 +1,6 @@
-"""Checks of a join request: hello, proof, clock, settings and transports. Pure.
+"""Checks of a join request. Pure.
 
-All admitted candidates have equal settings and every two share a transport. So a candidate is compared with one of
-them for settings and with one of each set of transports.
+All admitted candidates have equal settings and every two share a transport, so a candidate is compared with few.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from nexar.wire.join import JoinRequest
 
 @dataclass(slots=True)
 class JoinConnectionState:
-    """One connection at the seed. Only admission writes to it."""
+    """One connection at the seed. Written by admission."""
 
     connection: int
     address: str
@@ -43,12 +42,12 @@ _VARIABLES: Final = {setting.name: setting.variable for setting in settings()}
 
 
 class Incompatible(Refusal):
-    """A candidate cannot be in one cluster with the seed or another candidate."""
+    """A candidate cannot be in this cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockLimits:
-    """Allowed clock difference to the seed in seconds, from the validity of certificates."""
+    """Allowed clock differences in seconds, from the validity of certificates."""
 
     behind: float = 600.0  # certificates are valid from this long before they are issued
     ahead: float = 600.0
@@ -126,7 +125,7 @@ def offered_schemes(member: Member) -> frozenset[str]:
 
 
 def candidate_name(rank: Rank | None, node: NodeId, address: str) -> str:
-    """Name of a candidate for messages."""
+    """For messages."""
     return f"rank {rank}" if rank is not None else describe_peer(None, node, address)
 
 
@@ -164,7 +163,6 @@ class AdmissionLimits:
 
     @property
     def proof_timeout(self) -> float:
-        """Seconds from hello to proof: one round trip and a computation."""
         return self.auth_timeout / _PROOF_SHARE
 
 
@@ -191,7 +189,7 @@ class Observers:
 
 
 def check_hello(joiner: JoinConnectionState, hello: Hello) -> None:
-    """Record the hello. Raises Refusal for a second one, an unknown role or no node id."""
+    """Records it. Raises Refusal for a second one, an unknown role or no node id."""
     if joiner.hello is not None:
         raise Refusal("it sent its hello twice")
     if hello.role not in ("candidate", "launcher", "onlooker"):
@@ -202,7 +200,7 @@ def check_hello(joiner: JoinConnectionState, hello: Hello) -> None:
 
 
 def requested_member(joiner: JoinConnectionState, hello: Hello, asked: JoinRequest) -> Member:
-    """The member to be. Raises Refusal for an advertised address that nobody can dial."""
+    """Raises Refusal for an advertised address that nobody can dial."""
     try:
         check_advertised(asked.addresses)
     except UsageError as error:

@@ -1,7 +1,7 @@
 """Events and actions of admission. Pure.
 
-A connection is a number that is never reused. The shell decodes, checks proofs and certificate requests, signs,
-sends and closes. It reports events in the order they happened and performs actions in the given order.
+A connection is a number that is never reused. The shell decodes, verifies, signs, sends and closes. It reports events
+and performs actions in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nexar.wire.join import RunFailed as RunFailedMessage
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened:
-    """Nothing was received on it yet."""
+    """A peer connected; nothing was received yet."""
 
     connection: int
     address: str
@@ -50,7 +50,7 @@ class JoinRequested:
 
 @dataclass(frozen=True, slots=True)
 class JoinerReady:
-    """An admitted candidate has its certificate in place: others may dial it."""
+    """An admitted candidate has its certificate: others may dial it."""
 
     connection: int
 
@@ -83,7 +83,7 @@ class BadMessage:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnded:
-    """The peer or the network ended the connection."""
+    """The peer or the network ended it."""
 
     connection: int
     reason: str
@@ -91,7 +91,7 @@ class ConnectionEnded:
 
 @dataclass(frozen=True, slots=True)
 class ChildReported:
-    """A launcher reports the end of one of its children."""
+    """A launcher's child ended."""
 
     connection: int
     rank: Rank
@@ -101,7 +101,7 @@ class ChildReported:
 
 @dataclass(frozen=True, slots=True)
 class RunFailureReported:
-    """A launcher reports a child's failure, which stops the run."""
+    """A child's failure stops the run."""
 
     connection: int
     failure: RunFailedMessage
@@ -147,7 +147,7 @@ class ProgressRequested:
 
 @dataclass(frozen=True, slots=True)
 class LeaveReceived:
-    """The node announced that it leaves."""
+    """The node leaves."""
 
     connection: int
     reason: str = ""
@@ -203,14 +203,14 @@ class AdmitNode:
 
 @dataclass(frozen=True, slots=True)
 class ShowBoard:
-    """Send it the status board from now on."""
+    """Send the status board from now on."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseConnection:
-    """Send Refused, then close. The decision is final."""
+    """Send Refused, then close. Final."""
 
     connection: int
     reason: str
@@ -220,7 +220,7 @@ class RefuseConnection:
 
 @dataclass(frozen=True, slots=True)
 class DropConnection:
-    """Close without a message; the node may try again."""
+    """Close without a message; the node may retry."""
 
     connection: int
     reason: str
@@ -257,7 +257,7 @@ class NotifyConnections:
 
 @dataclass(frozen=True, slots=True)
 class PersistVote:
-    """Write the vote to disk before performing any later action."""
+    """Persist the vote before any later action."""
 
     vote: Vote
 
@@ -283,7 +283,7 @@ SeedEventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class SeedEvent:
-    """A log entry. No action is needed."""
+    """A log entry."""
 
     kind: SeedEventKind
     address: str | None = None

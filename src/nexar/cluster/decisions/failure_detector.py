@@ -1,23 +1,22 @@
 """Failure detection at one node: which ranks it watches, its own delay, and the state of each watched node. Pure.
 
-Law: `a` watches `b` exactly if `b` is watched by `a`; every rank watches as many ranks as watch it.
+Invariant: `b in watched(size, a)` if and only if `a in watchers(size, b)`. Every rank watches as many ranks as watch
+it.
 
 Own delay: a node short of CPU reads answers late, and peers on its host are as slow. So every deadline for a peer
-extends by this node's own delay, measured by how late timers run and how long threads wait for a CPU compared with
-how long they have one. Law: the delay is 0 while the machine has CPU to spare, follows the measurements within
-seconds, and never exceeds `longest`. So a dead peer is found at once on an idle machine and in bounded time on any
-other.
+extends by this node's own delay, measured by how late timers run and how long threads wait for a CPU. Invariant: it is
+0 while the machine has CPU to spare, follows the measurements within seconds, and never exceeds `longest`.
 
-States. A *packet* is anything the peer's transport sent; a *beat* is sent by its Python code. QUIC answers on its
-own thread, so packets without beats mean a process whose Python code does not run (a held GIL, an endless loop in
-C). Other transports send nothing without Python: a stuck process looks like a stopped one.
+States. A *packet* is anything the peer's transport sent; a *beat* is sent by its Python code. QUIC answers on its own
+thread, so packets without beats mean that Python code does not run (a held GIL, an endless loop in C). Other transports
+send nothing without Python.
 - alive: no complaint.
-- stuck: beats stopped, or a call does not move. Never a loss: a call may wait for another rank.
-- silent: nothing at all for `timeout`. A loss.
+- stuck: beats stopped, or a call does not move. Not a loss: a call may wait for another rank.
+- silent: nothing for `timeout`. A loss.
 - hung: packets, but no beat for `stuck_timeout`. A loss.
 
-Time in which this node did not run (suspended, stopped, without the GIL) does not count against others: its tick is
-late and what arrived meanwhile is unread. Each state is reported once, and `alive` when it ends.
+Time in which this node did not run does not count against peers: what arrived meanwhile is unread. Each state is
+reported once, and `alive` when it ends.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ LONGEST: Final = 20.0  # seconds, whatever the settings are
 _FORMATION_SHARE: Final = 1 / 3
 _AVERAGE_TIME: Final = 3.0  # seconds after which a measurement counts for about a third of its value
 # Thread switches, here and at the peer, that one answer takes: a connection, its handshake, a question.
-_STEPS: Final = 10.0
+STEPS_PER_ANSWER: Final = 10.0
 # Seconds of lateness that count. A longer pause is a suspension, which does not predict the time after it.
-_MAX_LATENESS: Final = LONGEST / _STEPS
+_MAX_LATENESS: Final = LONGEST / STEPS_PER_ANSWER
 _IDLE_LATENESS: Final = 0.05  # seconds of lateness of timers on an idle machine
 # CPU seconds per second. With less, the wait of a thread says little about the duration of work.
 _LEAST_SHARE: Final = 0.05
@@ -72,7 +71,7 @@ _IDLE_SLOWDOWN: Final = 0.5
 
 
 def longest_extension(formation_timeout: float) -> float:
-    """Seconds by which a slow seed extends the formation time at most; members wait that much longer."""
+    """Seconds by which a slow seed extends the formation timeout at most."""
     return min(LONGEST, formation_timeout * _FORMATION_SHARE)
 
 
@@ -89,13 +88,13 @@ class OwnDelay:
     def seconds(self) -> float:
         late = self._lateness.value if self._lateness.value >= _IDLE_LATENESS else 0.0
         slow = self._slowdown.value if self._slowdown.value >= _IDLE_SLOWDOWN else 0.0
-        return min(self._longest, max(_STEPS * late, slow))
+        return min(self._longest, max(STEPS_PER_ANSWER * late, slow))
 
     def timer_ran(self, due: float, now: float) -> None:
         self._lateness.add(min(_MAX_LATENESS, max(0.0, now - due)), now)
 
     def threads_used(self, cpu: float, waited: float, now: float) -> None:
-        """Totals of this process: CPU seconds, and seconds its threads were ready without a CPU."""
+        """Totals: CPU seconds, and seconds that threads were ready without a CPU."""
         # A total decreases when a thread ends; such a period is ignored.
         before, self._totals = self._totals, (cpu, waited, now)
         if before is None or now <= before[2]:
@@ -107,7 +106,7 @@ class OwnDelay:
 
 
 class _Average:
-    """Exponentially weighted average; each value holds for the time since the one before."""
+    """Exponentially weighted over time."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -139,13 +138,12 @@ class LivenessReport:
 
     @property
     def is_loss(self) -> bool:
-        """Whether it is to be removed if the others agree."""
         return self.state in ("silent", "hung")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLiveness:
-    """What is known of a node at one moment."""
+    """What is known of a node."""
 
     age: float  # seconds since anything arrived from it
     beat: Beat | None
@@ -155,10 +153,10 @@ class PeerLiveness:
 
 @dataclass(slots=True)
 class _Watched:
-    heard: float
-    beaten: float
+    last_packet_at: float
+    last_heartbeat_at: float
     count: float | None = None
-    tells_apart: bool = True
+    sends_when_stuck: bool = True
     beat: Beat | None = None
     reported: LivenessState = "alive"
     reported_subject: object = None  # subject of the last "stuck" report
@@ -168,7 +166,6 @@ class FailureDetector:
     """Feed it what arrives and call `tick` when `due`."""
 
     def __init__(self, interval: float, timeout: float, stuck_timeout: float) -> None:
-        """`interval`: of beats and ticks."""
         self._interval = interval
         self._timeout = timeout
         self._stuck_timeout = stuck_timeout
@@ -180,8 +177,10 @@ class FailureDetector:
         self.own_delay = 0.0
 
     def watch(self, nodes: Iterable[NodeId], now: float) -> None:
-        """Watch exactly these nodes. A new one has a full timeout."""
-        self._watched = {node: self._watched.get(node) or _Watched(heard=now, beaten=now) for node in nodes}
+        """Watch exactly these nodes. New ones get a full timeout."""
+        self._watched = {
+            node: self._watched.get(node) or _Watched(last_packet_at=now, last_heartbeat_at=now) for node in nodes
+        }
         if not self._watched:
             self._expected = None
         elif self._expected is None:
@@ -191,29 +190,32 @@ class FailureDetector:
     def watched(self) -> frozenset[NodeId]:
         return frozenset(self._watched)
 
-    def packets(self, node: NodeId, count: float, now: float, *, tells_apart: bool = True) -> None:
-        """`count`: total received, in any unit; a change is a sign of life. `tells_apart`: its transport also sends
-        while its Python code does not run.
-        """
+    def packets(self, node: NodeId, count: float, now: float, *, sends_when_stuck: bool = True) -> None:
+        """`count`: total received, in any unit. `sends_when_stuck`: its transport sends even while Python is stuck."""
         seen = self._watched.get(node)
         if seen is not None:
             if seen.count is not None and count != seen.count:
-                if now - seen.heard >= self._timeout:
-                    seen.beaten = now  # it was cut off: neither beats nor packets sent in that time say anything
-                seen.heard = now
-            seen.count, seen.tells_apart = count, tells_apart
+                if now - seen.last_packet_at >= self._timeout:
+                    seen.last_heartbeat_at = (
+                        now  # it was cut off: neither beats nor packets sent in that time say anything
+                    )
+                seen.last_packet_at = now
+            seen.count, seen.sends_when_stuck = count, sends_when_stuck
 
     def beat(self, node: NodeId, beat: Beat, now: float) -> None:
         seen = self._watched.get(node)
         if seen is not None:
-            seen.beat, seen.beaten, seen.heard = beat, now, now
+            seen.beat, seen.last_heartbeat_at, seen.last_packet_at = beat, now, now
 
     def known(self, node: NodeId, now: float) -> PeerLiveness | None:
         seen = self._watched.get(node)
-        return None if seen is None else PeerLiveness(now - seen.heard, seen.beat, now - seen.beaten, seen.reported)
+        return (
+            None
+            if seen is None
+            else PeerLiveness(now - seen.last_packet_at, seen.beat, now - seen.last_heartbeat_at, seen.reported)
+        )
 
     def due(self, now: float) -> float | None:
-        """Latest time of the next tick; None if no node is watched."""
         if self._expected is None:
             return None
         limits = [limit for seen in self._watched.values() for limit in self._limits(seen) if limit > now]
@@ -222,9 +224,9 @@ class FailureDetector:
     def _limits(self, seen: _Watched) -> tuple[float, ...]:
         delay = self.own_delay
         return (
-            seen.heard + self._timeout + delay,
-            seen.beaten + self._timeout,
-            seen.beaten + self._stuck_timeout + delay,
+            seen.last_packet_at + self._timeout + delay,
+            seen.last_heartbeat_at + self._timeout,
+            seen.last_heartbeat_at + self._stuck_timeout + delay,
         )
 
     def tick(self, now: float) -> list[LivenessReport]:
@@ -246,8 +248,8 @@ class FailureDetector:
         if is_late:
             least = now if self._was_late else now + self._interval
             for seen in self._watched.values():
-                seen.heard = self._shifted(seen.heard, late, now, least)
-                seen.beaten = self._shifted(seen.beaten, late, now, least)
+                seen.last_packet_at = self._shifted(seen.last_packet_at, late, now, least)
+                seen.last_heartbeat_at = self._shifted(seen.last_heartbeat_at, late, now, least)
         self._was_late = is_late
 
     def _shifted(self, moment: float, late: float, now: float, least: float) -> float:
@@ -256,7 +258,7 @@ class FailureDetector:
             return min(now, moment + late)
         return max(min(now, moment + late), least - self._timeout)
 
-    # -- judging -----------------------------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------------------
 
     def _report_change(self, node: NodeId, seen: _Watched, now: float) -> LivenessReport | None:
         report = self._state(node, seen, now)
@@ -270,29 +272,31 @@ class FailureDetector:
         # A packet that arrives after beats were missing for long enough proves a live process that is stuck. Without
         # one the process may be dead, which is found a little later.
         doing = max(seen.beat.doing, key=lambda call: call.age, default=None) if seen.beat is not None else None
-        silence, beat_gap = now - seen.heard, seen.heard - seen.beaten
+        silence, beat_gap = now - seen.last_packet_at, seen.last_packet_at - seen.last_heartbeat_at
         if silence >= self._timeout + self.own_delay:
-            return LivenessReport(node, "silent", seen.heard, doing, _silent_text(silence, seen, doing))
+            return LivenessReport(node, "silent", seen.last_packet_at, doing, _silent_text(silence, seen, doing))
         if beat_gap >= self._timeout:  # without own_delay: a "stuck" report removes nobody
             state: LivenessState = "stuck" if beat_gap < self._stuck_timeout + self.own_delay else "hung"
-            return LivenessReport(node, state, seen.beaten, doing, _stuck_text(now - seen.beaten, doing))
+            return LivenessReport(
+                node, state, seen.last_heartbeat_at, doing, _stuck_text(now - seen.last_heartbeat_at, doing)
+            )
         if doing is not None and doing.age >= self._timeout:
-            age = doing.age + now - seen.beaten
+            age = doing.age + now - seen.last_heartbeat_at
             return LivenessReport(
                 node, "stuck", now - age, doing, f"alive, stuck in {_name(doing)} for {format_seconds(age)}"
             )
-        return LivenessReport(node, "alive", seen.heard, doing, "it is heard again")
+        return LivenessReport(node, "alive", seen.last_packet_at, doing, "it is heard again")
 
     def _subject(self, report: LivenessReport, seen: _Watched) -> object:
         # Distinguishes the ways to be stuck: each one is reported.
-        if seen.heard - seen.beaten >= self._timeout or report.doing is None:
+        if seen.last_packet_at - seen.last_heartbeat_at >= self._timeout or report.doing is None:
             return "its beats"
         return report.doing.communicator, report.doing.sequence
 
 
 def _silent_text(silence: float, seen: _Watched, doing: CurrentCall | None) -> str:
     last = "" if doing is None else f", last seen in {_name(doing)}"
-    if seen.tells_apart:
+    if seen.sends_when_stuck:
         return f"no packet for {format_seconds(silence)}{last}: dead, stopped or cut off{IF_SLOW}"
     return f"nothing heard for {format_seconds(silence)}{last}: dead, stopped, stuck or cut off{IF_SLOW}"
 

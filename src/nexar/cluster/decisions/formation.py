@@ -1,7 +1,7 @@
 """Formation at the seed: places, early joiners, and children that died. Pure.
 
-It ends once: `complete` when candidates that can be dialed hold all places, or with a `failure` when a rank will
-never come or is late. Until then everything is revocable: a candidate that goes frees its place.
+It ends once: `complete` when ready candidates hold all places, or with a `failure` when a rank is late or will never
+come.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIRST_EPOCH: Final = 1
 
 
 class DraftMembership:
-    """Candidates and launchers of an incomplete cluster. Each node is admitted once."""
+    """Candidates and launchers of an incomplete cluster."""
 
     def __init__(self, cluster: str, size: int, seed: PinnedNode | None) -> None:
         self._cluster = cluster
@@ -63,7 +63,6 @@ class DraftMembership:
         self._ready.add(node)
 
     def why_not_ready(self, node: NodeId) -> str:
-        """Why an admitted candidate is not a member yet, or empty."""
         return "" if node in self._ready else " (admitted, but not ready)"
 
     def reserve(self, launcher: PinnedNode, count: int, first_rank: Rank | None) -> RankBlock:
@@ -78,7 +77,7 @@ class DraftMembership:
         return self._allocator.left > 0
 
     def withdraw(self, node: NodeId) -> None:
-        """Free what a node claimed. A launcher may have claimed nothing."""
+        """No effect for a node that claimed nothing."""
         if self._launchers.pop(node, None) is not None:
             self._allocator.release(node)
         elif node in self._candidates:
@@ -93,14 +92,14 @@ class DraftMembership:
         return Membership(self._cluster, _FIRST_EPOCH, members, tuple(self._launchers.values()), self._seed)
 
     def missing(self, most: int) -> tuple[Rank, ...]:
-        """The lowest ranks without a holder; empty if a candidate waits for any rank."""
+        """The lowest free ranks; empty if a candidate waits for any rank."""
         if any(self._allocator.rank_of(node) is None for node in self._candidates):
             return ()
         free = (rank for rank in range(self._allocator.size) if self._allocator.holder(rank) is None)
         return tuple(islice(free, most))
 
     def is_first(self, node: NodeId) -> bool:
-        """Whether this candidate was the first of its host."""
+        """Whether it was its host's first candidate."""
         member = self._candidates.get(node)
         others = (each for each in self._candidates.values() if member is not None and each.host == member.host)
         first = next(others, None)
@@ -146,10 +145,9 @@ class EarlyJoiner:
 
 
 class EarlyJoiners:
-    """Nodes that come to an elastic cluster before it has formed and find no place, in order of arrival.
+    """Nodes without a place in an elastic cluster that has not formed, in order of arrival.
 
-    They wait for a free place, or join at a checkpoint. Law: members and waiting nodes never exceed the maximum
-    world size.
+    Invariant: members and waiting nodes never exceed the maximum world size.
     """
 
     def __init__(self, size: int, limits: AdmissionLimits) -> None:
@@ -191,7 +189,6 @@ class EarlyJoiners:
             )
 
     def make_ready(self, joiner: JoinConnectionState) -> bool:
-        """Whether the connection waits here."""
         if joiner.node is None or self.find(joiner.node) is not joiner:
             return False
         self._waiting[joiner.node].ready = True
@@ -202,7 +199,7 @@ class EarlyJoiners:
             del self._waiting[joiner.node]
 
     def promote(self, formation: DraftMembership) -> EarlyJoiner | None:
-        """Give the first one a free place. Cannot raise Refusal: all but the room was checked on arrival."""
+        """Cannot raise Refusal: all but the room was checked on arrival."""
         first = self.take() if formation.has_room else None
         if first is not None:
             formation.admit(first.member, None)
@@ -212,7 +209,6 @@ class EarlyJoiners:
         return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
 
     def clear(self) -> tuple[int, ...]:
-        """Returns their connections."""
         connections = tuple(each.joiner.connection for each in self._waiting.values())
         self._waiting.clear()
         return connections
@@ -224,8 +220,8 @@ _MAX_CAUSE: Final = 4096  # the last characters of a child's traceback that are 
 class LauncherChildren:
     """Ends of children before the cluster has formed.
 
-    A dead child is not replaced, so formation fails without its rank. A child that ended well may never have wanted
-    to join: that is known only when another rank waits for it.
+    A dead child is not replaced, so formation fails. A child that ended well may never have wanted to join: that is
+    known when another rank waits for it.
     """
 
     def __init__(self, launchers: Mapping[NodeId, JoinConnectionState]) -> None:
@@ -235,8 +231,8 @@ class LauncherChildren:
     def ended(
         self, formation: DraftMembership, joiner: JoinConnectionState, event: ChildReported, *, others_wait: bool
     ) -> tuple[SeedEvent, bool]:
-        """The log entry, and whether formation waits for the child in vain; children without ranks are not waited for.
-        Raises Refusal if it is not the sender's.
+        """The log entry, and whether formation waits for the child in vain. Raises Refusal for another launcher's
+        child.
         """
         if joiner.node is None or self._launchers.get(joiner.node) is not joiner:
             raise Refusal("it reported the end of a child, but is no launcher")
@@ -255,12 +251,11 @@ class LauncherChildren:
 
     @property
     def missing(self) -> list[ChildReported]:
-        """Children that ended well while no rank waited."""
         return list(self._ended.values())
 
 
 class SeedEventMaker(Protocol):
-    """Creates a log entry about a connection."""
+    """Makes a log entry about a connection. A protocol because Callable cannot express the default argument."""
 
     def __call__(self, kind: SeedEventKind, joiner: JoinConnectionState, reason: str = "") -> SeedEvent: ...
 
@@ -280,7 +275,7 @@ class Forming:
         compatibility: Compatibility,
         note: SeedEventMaker,
     ) -> None:
-        """Writes `members` and `launchers` until the formation ends."""
+        """Owns `members` and `launchers` until the formation ends."""
         self.formation: Final = formation
         self.early: Final = EarlyJoiners(size, limits)
         self.complete = False  # all candidates are there and can be dialed
@@ -299,7 +294,7 @@ class Forming:
         self.failure = f"the cluster did not form within {format_seconds(timeout)}"
         self.expired = True
 
-    def applied(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
+    def join_requested(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
         """Raises Refusal."""
         asked = event.application
         self._check_new(hello.node, asked.epoch)

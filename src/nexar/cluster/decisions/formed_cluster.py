@@ -1,14 +1,13 @@
-"""The seed after the cluster has formed: members return, joiners wait, the members move on. Pure.
+"""The seed after the cluster has formed. Pure.
 
     joiner ──ready──→ waits, known to members ──chosen──→ member ──session broken──→ absent ──returns──→ member
                                                             └──chosen without it──→ informed and closed
 
-Laws:
-- The seed never makes or removes a member. The members choose; the seed votes at most. A chosen change is persisted
-  before it is sent, sent to all, and followed.
-- Present members and waiting nodes never exceed the maximum world size and fit in one message. A member is present
-  until its session breaks, and again when it returns: a dead member makes room at once, although the others have yet
-  to agree that it is gone.
+Invariants:
+- The seed never makes or removes a member: the members choose, and the seed at most votes. A chosen change is persisted
+  before it is sent.
+- Present members and waiting nodes never exceed the maximum world size and fit in one message. A member whose session
+  broke is absent until it returns, so a dead member makes room before the others agree that it is gone.
 """
 
 from __future__ import annotations
@@ -44,6 +43,8 @@ from nexar.cluster.membership import (
     Member,
     Membership,
     encode_member,
+    encode_membership,
+    pin_of,
     share_bytes,
 )
 from nexar.types import NodeId, Rank, format_node
@@ -62,14 +63,14 @@ class FormerMember(NamedTuple):
 
 
 class MemberRegister:
-    """Members, waiting joiners and former members, without connections."""
+    """Members, waiting joiners and former members."""
 
     def __init__(self, membership: Membership, *, elastic: bool = False, most: int = 0) -> None:
-        """`most`: maximum number of nodes; 0: no limit."""
+        """`most`: limit of nodes; 0: none."""
         self.membership = membership
         self.elastic: Final = elastic
         self._most = min(most or MAX_MEMBERS, MAX_MEMBERS)
-        self._bytes = len(membership.encode())
+        self._bytes = len(encode_membership(membership))
         self._absent: set[NodeId] = set()
         self._joiners: dict[NodeId, Member] = {}  # in order of arrival
         self._ready: set[NodeId] = set()
@@ -84,14 +85,14 @@ class MemberRegister:
         return self.membership.size - len(self._absent)
 
     def check_member(self, node: NodeId, fingerprint: bytes) -> Rank | None:
-        """None if the node is no member. Raises Refusal for another key."""
+        """Raises Refusal for another key."""
         rank = self.membership.rank_of(node)
         if rank is not None and self.membership.member(rank).fingerprint != fingerprint:
             raise Refusal(f"node {format_node(node)} is known with another key")
         return rank
 
     def why_former(self, node: NodeId, epoch: int) -> FormerMember | None:
-        """Why a node that claims membership in `epoch` (0: no claim) is no member; None if it never was."""
+        """Why a node that claims membership in `epoch` (0: no claim) is no member, if it was one."""
         if node in self._former:
             return self._former[node]
         now = self.membership.epoch
@@ -105,7 +106,7 @@ class MemberRegister:
             self._absent.add(node)
 
     def child(self, launcher: NodeId, rank: Rank) -> NodeId | None:
-        """The node started for this rank of the first membership; None if unknown."""
+        """The node that the launcher started for this rank, if known."""
         return self._children.get((launcher, rank))
 
     @property
@@ -117,12 +118,12 @@ class MemberRegister:
 
     @property
     def admitted(self) -> frozenset[NodeId]:
-        """The members may take new members only from these."""
+        """Only these may become new members."""
         return frozenset(self._admitted)
 
     @property
     def waiting(self) -> tuple[Member, ...]:
-        """Joiners that can be dialed, in order of arrival."""
+        """Ready joiners, in order of arrival."""
         return tuple(member for node, member in self._joiners.items() if node in self._ready)
 
     @property
@@ -140,7 +141,7 @@ class MemberRegister:
             )
 
     def admit(self, member: Member) -> None:
-        """Let a joiner wait. Raises Refusal."""
+        """Raises Refusal."""
         self.withdraw(member.node)
         self.check_room(1)
         if self._bytes + sum(map(share_bytes, self._joiners.values())) + share_bytes(member) > MAX_MEMBERSHIP_BYTES:
@@ -154,7 +155,7 @@ class MemberRegister:
         self._ready.add(node)
 
     def withdraw(self, node: NodeId) -> bool:
-        """True if members had been informed that it waits."""
+        """Returns whether members know that it waits."""
         self._joiners.pop(node, None)
         informed = node in self._ready
         self._ready.discard(node)
@@ -163,9 +164,9 @@ class MemberRegister:
     # -- changes -----------------------------------------------------------------------------------------
 
     def follow(self, change: Change) -> None:
-        """Apply a chosen change. Raises MembershipError."""
+        """Raises MembershipError."""
         self.membership = change.apply(self.membership)
-        self._bytes = len(self.membership.encode())
+        self._bytes = len(encode_membership(self.membership))
         for departure in change.left:
             self._absent.discard(departure.node)
             verb, expelled = ("left", 0) if departure.willing else ("expelled", change.epoch)
@@ -241,7 +242,7 @@ class FormedCluster:
 
     # ------------------------------------------------------------ coming
 
-    def applied(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
+    def join_requested(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
         """A returning member or a joiner. Raises Refusal."""
         asked = event.application
         rank = self._register.check_member(hello.node, joiner.fingerprint)
@@ -269,8 +270,8 @@ class FormedCluster:
 
     def _joined(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
         asked = event.application
-        self._check_stranger(hello.node, asked.rank)
-        self._check_anybody()
+        self._check_may_join(hello.node, asked.rank)
+        self._check_any_present()
         old = self._joiners.get(hello.node)
         if old is not None and old.fingerprint != joiner.fingerprint:
             raise Refusal(f"node {format_node(hello.node)} is known with another key")
@@ -283,7 +284,6 @@ class FormedCluster:
         return [*replaced, admit, _note("admitted", joiner, None, "it waits to join")]
 
     def take_over(self, early: EarlyJoiners) -> list[AdmissionAction]:
-        """Take over joiners that came before formation."""
         actions: list[AdmissionAction] = []
         while (joiner := early.take()) is not None:
             try:
@@ -302,12 +302,12 @@ class FormedCluster:
         self._seed_voter.admitted = self._register.admitted
         self._joiners[member.node] = joiner
 
-    def _check_stranger(self, node: NodeId, rank: Rank | None) -> None:
+    def _check_may_join(self, node: NodeId, rank: Rank | None) -> None:
         # Raises Refusal if the node may not join: the cluster is not elastic, or knows the node in another role.
         again = "" if rank is None else f"; rank {rank} is one of them: nexar.init() is called once for each rank"
         if not self._register.elastic:
             raise Refusal(self._register.late + again)
-        if self.membership.pin(node) is not None:
+        if pin_of(self.membership, node) is not None:
             raise Refusal(f"node {format_node(node)} is known to the cluster in another role")
 
     def ready(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
@@ -321,13 +321,13 @@ class FormedCluster:
         return self._current([joiner]) + self._waiting(self._members.values())
 
     def reserved(self, joiner: JoinConnectionState, hello: Hello, asked: ReserveRanks) -> list[AdmissionAction]:
-        """A returning launcher, or one whose children join without ranks. Raises Refusal."""
+        """For a returning launcher, or one whose children join without ranks. Raises Refusal."""
         membership, node = self.membership, hello.node
         is_launcher = self.is_launcher(node)
         if not is_launcher and node not in self._launchers:
-            self._check_stranger(node, None)
+            self._check_may_join(node, None)
             self._register.check_room(asked.count)
-        elif joiner.fingerprint != (membership.pin(node) or self._launchers[node].fingerprint):
+        elif joiner.fingerprint != (pin_of(membership, node) or self._launchers[node].fingerprint):
             raise Refusal(f"node {format_node(node)} is known with another key")
         replaced = self._replace(self._launchers, node)
         self._launchers[node] = joiner
@@ -336,10 +336,9 @@ class FormedCluster:
         return [*replaced, admit, note, self._commit([joiner])]
 
     def is_launcher(self, node: NodeId) -> bool:
-        """Whether it had reserved ranks at formation."""
         return any(attendant.node == node for attendant in self.membership.attendants)
 
-    def _check_anybody(self) -> None:
+    def _check_any_present(self) -> None:
         # Raises Refusal if no member is left that could take a joiner.
         if not self._register.present:
             raise Refusal(_NOBODY_LEFT, nobody_left=True)
@@ -368,10 +367,10 @@ class FormedCluster:
             self._register.set_present(node, present=False)
             cause = f"{SEED_CONNECTION_BROKE}: {reason}"
             hint = [] if kind == "left" else self._hint(node, cause)
-            return [*hint, *self._do(self._vote_service.lost(node, cause, now)), *self._send_away()]
+            return [*hint, *self._do(self._vote_service.lost(node, cause, now)), *self._refuse_joiners()]
         return []
 
-    def _send_away(self) -> list[AdmissionAction]:
+    def _refuse_joiners(self) -> list[AdmissionAction]:
         # When the last member is gone, joiners wait in vain.
         if self._register.present:
             return []
@@ -405,7 +404,9 @@ class FormedCluster:
 
     # ------------------------------------------------------------ changing
 
-    def said(self, joiner: JoinConnectionState, event: MemberMessageReceived, now: float) -> list[AdmissionAction]:
+    def message_received(
+        self, joiner: JoinConnectionState, event: MemberMessageReceived, now: float
+    ) -> list[AdmissionAction]:
         """Raises Refusal if the sender is no member."""
         return (
             self._do(self._vote_service.message_received(self._member(joiner), event.message, now))
@@ -477,7 +478,7 @@ class FormedCluster:
         return CommitMembership(self.membership, _connections(joiners), present)
 
     def _current(self, joiners: Iterable[JoinConnectionState]) -> list[AdmissionAction]:
-        return _notify(Current(self.membership.encode()), joiners)
+        return _notify(Current(encode_membership(self.membership)), joiners)
 
     def _waiting(self, joiners: Iterable[JoinConnectionState]) -> list[AdmissionAction]:
         return _notify(WaitingJoiners(tuple(map(encode_member, self._register.waiting))), joiners)

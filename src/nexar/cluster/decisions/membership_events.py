@@ -18,7 +18,7 @@ MembershipMessage: TypeAlias = Suspect | Prepare | Promise | Accept | Accepted |
 
 @dataclass(frozen=True, slots=True)
 class PeerLossFound:
-    """This node cannot reach a member: it ended, left, is silent, or its link broke and cannot be dialed again."""
+    """This node cannot reach a member."""
 
     node: NodeId
     cause: str
@@ -63,14 +63,14 @@ class ChangeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ResignRequested:
-    """This node asks to be removed now."""
+    """This node asks to be removed."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverNow:
-    """Manual policy: remove the known losses now."""
+    """Manual policy: remove the known losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class OwnDelayChanged:
-    """All deadlines of this node extend by this many seconds."""
+    """All deadlines of this node extend by `seconds`."""
 
     seconds: float
 
@@ -103,7 +103,7 @@ MembershipInput: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send a message to a member or the seed. It may be lost."""
+    """Send a message, which may be lost, to a member or the seed."""
 
     node: NodeId
     message: MembershipMessage
@@ -111,7 +111,7 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class StartProbe:
-    """Probe this member at once."""
+    """Probe this member."""
 
     node: NodeId
 

@@ -5,15 +5,15 @@
     ChangeRequested, ResignRequested ───────→ pending ────┘    others' ballots ─ ChangeVoter ─┘                   │
                                                                          MembershipDecided | SelfExpelled ←───────┘
 
-Laws:
+Invariants:
 - A node enters an epoch only if a majority of the voters of the previous one chose it.
 - No single node's suspicion removes a member: it is a reason to propose, and each voter checks for itself.
-- If two members only cannot reach each other, their removals fail because the others reach both. Then the higher
-  rank resigns, so that all remaining members reach one another.
+- If two members only cannot reach each other, the others reject both removals. Then the higher rank resigns, so that
+  all remaining members reach one another.
 - A change resets all state except suspicions of remaining nodes, broken connections, and what was agreed on the
   world's communicator if that continues.
-- A member that closed is removed soon and quietly: the voters go on without it, and no call is interrupted.
-- Every message may arrive twice. A node that is behind is sent the decided changes.
+- A member that closed is removed quietly: no call is interrupted.
+- Messages may be duplicated. A node that is behind is sent the decided changes.
 - All deadlines of a slow node extend by its own delay (`OwnDelayChanged`).
 - An event costs O(1) in the size of the world, except proposing and adopting.
 """
@@ -21,7 +21,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
@@ -40,13 +40,16 @@ from nexar.cluster.decisions.membership_events import (
     SendMessage,
     Tick,
 )
-from nexar.cluster.decisions.paxos import LONGEST_PAUSE, Agreement, Electorate, RandomSource, VoteDecision
+from nexar.cluster.decisions.paxos import LONGEST_PAUSE, Agreement, Electorate, VoteDecision
 from nexar.cluster.decisions.proposal import ChangeVoter, DisputeResolver, PendingChanges, ProposalTurn, read_change
 from nexar.cluster.decisions.suspicion import ProbeResults, StallTimer, SuspicionBroadcast, Suspicions
 from nexar.cluster.membership import Change, Membership
 from nexar.errors import InternalError
 from nexar.types import NodeId, Rank
 from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Prepare, Promise, Rejected, Suspect
+
+if TYPE_CHECKING:
+    from random import Random
 
 PaxosMessage: TypeAlias = Prepare | Promise | Accept | Accepted | Rejected | Chosen
 
@@ -56,7 +59,7 @@ _MAX_ANSWER: Final = 16  # changes in one answer
 
 
 class DecidedChanges:
-    """Decided changes for nodes that are behind, and changes that arrived too early, by the epoch each follows."""
+    """Decided changes for nodes that are behind, and early ones, by the epoch each follows."""
 
     def __init__(self) -> None:
         self._chosen: dict[int, bytes] = {}  # in order of epoch
@@ -68,20 +71,20 @@ class DecidedChanges:
             del self._chosen[next(iter(self._chosen))]
 
     def messages_for(self, node: NodeId, epoch: int) -> list[SendMessage]:
-        """Messages for a node in `epoch`; empty if the change after `epoch` is unknown: later ones do not help."""
+        """Empty if the change after `epoch` is unknown: later ones do not help."""
         if epoch not in self._chosen:
             return []
         near = range(epoch, epoch + _MAX_ANSWER)
         return [SendMessage(node, Chosen((0, each, 0), self._chosen[each])) for each in near if each in self._chosen]
 
     def since(self, epoch: int) -> list[bytes]:
-        """All changes after `epoch`, in order; empty if the first is unknown."""
+        """Changes after `epoch`, in order; empty if the first is unknown."""
         if epoch not in self._chosen:
             return []
         return [value for made_in, value in self._chosen.items() if made_in >= epoch]
 
     def keep_for_later(self, epoch: int, value: bytes) -> bool:
-        """Keep a change of a later epoch; returns whether it is new."""
+        """Returns whether it is new."""
         # The furthest are dropped: others send them again. Only a new one is worth a question for those before it, or
         # each answer would cause as many questions as it has messages.
         is_new = epoch not in self._ahead
@@ -94,9 +97,8 @@ class DecidedChanges:
         return self._ahead.pop(epoch, None)
 
     def answer(self, me: NodeId, sender: NodeId, message: PaxosMessage, epoch: int) -> list[SendMessage] | None:
-        """Answer to a message that is not about the change after `epoch`; None if it is.
-
-        A node behind is sent the decided changes, a node ahead is asked for them.
+        """A node behind is sent the decided changes, a node ahead is asked for them. None if the message is about this
+        epoch.
         """
         communicator, about, sequence = message.instance
         if communicator or sequence:
@@ -111,9 +113,7 @@ class DecidedChanges:
 
 
 def request_changes(me: NodeId, node: NodeId, epoch: int) -> SendMessage:
-    """Ask a node that is ahead: it answers a ballot with the chosen value. Proposers start at round 1, so round 0
-    hinders none.
-    """
+    """Ask a node that is ahead: it answers a ballot with the chosen value. Round 0 hinders no proposer."""
     return SendMessage(node, Prepare((0, epoch, 0), BallotNumber(0, me)))
 
 
@@ -132,12 +132,11 @@ class MembershipMachine:
         probe_timeout: float = 1.0,
         longest_probe: float | None = None,
         active: bool = True,
-        random: RandomSource,
+        random: Random,
         apply: Callable[[Change, Membership], Membership] = Change.apply,
     ) -> None:
-        """`active`: propose to remove lost members without RecoverNow; requested changes are always proposed. A probe
-        usually has a result after `probe_timeout`, always after `longest_probe`. `apply` lets machines in one
-        process share memberships.
+        """`active`: propose to remove lost members without RecoverNow. A probe usually ends after `probe_timeout`,
+        always after `longest_probe`. `apply` lets machines share memberships.
         """
         self.me = me
         # The last chosen membership excludes this node. It then only answers nodes that are behind.
@@ -199,11 +198,9 @@ class MembershipMachine:
         self._probe_results.clear()
 
     def suspects(self) -> Mapping[NodeId, str]:
-        """Unreachable nodes, with the cause."""
         return {node: each.cause for node, each in self._suspicions.items()}
 
     def missing(self) -> list[NodeId]:
-        """Voters without an answer, and unreachable nodes."""
         asked = [] if self._agreement is None else self._agreement.missing()
         return sorted({*asked, *self._suspicions})
 
@@ -211,7 +208,6 @@ class MembershipMachine:
         return self._decided.since(epoch)
 
     def due(self, now: float) -> float | None:
-        """When the next Tick is needed; None: not before another event."""
         if self.expelled:
             return None
         agreement = self._agreement
@@ -229,7 +225,7 @@ class MembershipMachine:
     # ------------------------------------------------------------ events
 
     def step(self, event: MembershipInput, now: float) -> list[MembershipAction]:
-        """Returns the actions to perform, in order. No other method changes the state."""
+        """Returns the actions, in order. No other method changes the state."""
         return self._answer_expelled(event) if self.expelled else self._handle(event, now)
 
     def _handle(self, event: MembershipInput, now: float) -> list[MembershipAction]:
@@ -237,7 +233,7 @@ class MembershipMachine:
         actions += self._advance(now)
         if self.expelled:
             return actions
-        actions += self._broadcast.messages(now, insist=self._acting)
+        actions += self._broadcast.messages(now, repeat=self._may_remove_lost)
         actions += self._stall(now)
         return [*actions, *self._probe_results.drain()]
 
@@ -397,7 +393,7 @@ class MembershipMachine:
     # ------------------------------------------------------------ proposing
 
     @property
-    def _acting(self) -> bool:
+    def _may_remove_lost(self) -> bool:
         return self._active or self._recovering
 
     def _instance(self) -> Agreement:
@@ -413,7 +409,7 @@ class MembershipMachine:
         # When this node proposes; None if it has no reason to.
         if self._draft is None and not self._draft_is_old:
             return None
-        return self._proposal_turn.due(acting=self._acting)
+        return self._proposal_turn.due(may_remove_lost=self._may_remove_lost)
 
     def _advance(self, now: float) -> list[MembershipAction]:
         # Propose if it is this node's turn, and enter each epoch that is chosen.
@@ -436,7 +432,10 @@ class MembershipMachine:
                 agreement.withdraw()
             return []
         if self._draft_is_old:
-            self._draft, self._draft_is_old = self._pending_changes.draft(self._suspicions, acting=self._acting), False
+            self._draft, self._draft_is_old = (
+                self._pending_changes.draft(self._suspicions, may_remove_lost=self._may_remove_lost),
+                False,
+            )
         return [] if self._draft is None else list(self._instance().propose(self._draft.encode(), now))
 
     # ------------------------------------------------------------ what was chosen
@@ -462,7 +461,9 @@ class MembershipMachine:
     # ------------------------------------------------------------ time is over
 
     def _stall(self, now: float) -> list[MembershipAction]:
-        self._stall_timer.update(now, must_decide=self._proposal_turn.must_decide(acting=self._acting))
+        self._stall_timer.update(
+            now, must_decide=self._proposal_turn.must_decide(may_remove_lost=self._may_remove_lost)
+        )
         reports = self._stall_timer.report(self._agreement, now)
         if reports:
             self._instance()

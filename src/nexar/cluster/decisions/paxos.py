@@ -1,18 +1,17 @@
-"""Single-decree Paxos at one node: votes, ballots, the voters of a membership, and one instance. Pure.
+"""Single-decree Paxos at one node. Pure.
 
-Laws:
-- A voter persists its vote before it sends any message that follows from it. A voter that may have lost its vote
-  never votes in that instance again.
+Invariants:
+- A voter persists its vote before it sends any message that follows from it. If the vote may be lost, it never votes in
+  that instance again.
 - A voter rejects every ballot below its promise. A proposer that finds accepted values among a majority of promises
   proposes the value of the highest ballot. So once a majority accepted a value in one ballot, every later ballot
-  proposes that value, whatever is lost, duplicated or reordered and whoever fails.
-- The members vote; the seed votes too if their number is even, so that no split leaves two equal halves.
+  proposes that value.
+- The members vote; the seed votes too if their number is even, so that no partition has two equal halves.
 
 Three additions serve progress only:
-- If a majority of the promises carries no accepted value, the proposer ignores the others: any majority is
-  sufficient. So a value that one voter accepted does not block all others.
-- The proposer votes last, when its vote completes the majority. So a second node has checked every accepted value:
-  no single node binds later ballots.
+- If a majority of the promises carries no accepted value, the proposer ignores the others. So a value that one voter
+  accepted does not block all others.
+- The proposer votes last, when its vote completes the majority. So a second node has checked every accepted value.
 - A voter checks a value before it first accepts it. The proposer marks a value it was bound to as inherited, so that
   the check may yield.
 """
@@ -22,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -31,9 +30,12 @@ from nexar.cluster.membership import Membership
 from nexar.types import NodeId
 from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Instance, Prepare, Promise, Rejected
 
+if TYPE_CHECKING:
+    from random import Random
+
 
 class Vote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of one voter in one instance. Immutable."""
+    """One voter's state in one instance."""
 
     instance: Instance
     promised: BallotNumber | None = None  # Lower ballots are rejected.
@@ -94,7 +96,7 @@ _NO_BALLOT = BallotNumber(-1, 0)  # below every ballot
 
 @dataclass(slots=True)
 class Ballot:
-    """One attempt to have a value chosen. While `value` is None it collects promises, then votes."""
+    """One attempt to have a value chosen. Collects promises while `value` is None, then votes."""
 
     # Recording one answer costs O(1); `binding` and `unanswered` cost O(voters).
     number: BallotNumber
@@ -110,7 +112,6 @@ class Ballot:
     _bound: int = 0  # promises that carry an accepted value
 
     def promised(self, voter: NodeId, accepted: BallotNumber | None, value: bytes) -> None:
-        """A duplicate has no effect."""
         if self.value is None and voter not in self.promises:
             self.promises[voter] = (_NO_BALLOT if accepted is None else accepted, value)
             self._bound += accepted is not None
@@ -120,9 +121,8 @@ class Ballot:
         return len(self.promises) - self._bound >= needed
 
     def binding(self, needed: int) -> bytes | None:
-        """The value that must be proposed; None if a majority of promises carries none.
-
-        If bound, the highest ballot of all promises decides, so that competing proposers converge.
+        """The value of the highest ballot promised, which must be proposed; None if a majority of promises carries
+        none.
         """
         return None if self.is_free(needed) else max(self.promises.values())[1]
 
@@ -136,7 +136,6 @@ class Ballot:
             self.rejected.pop(voter, None)
 
     def refused(self, voter: NodeId, reachable: tuple[NodeId, ...]) -> None:
-        """A rejection that arrives after the same voter's acceptance does not count."""
         if self.value is not None and voter not in self.accepted:
             self.rejected[voter] = reachable
 
@@ -144,7 +143,7 @@ class Ballot:
         return {node for reachable in self.rejected.values() for node in reachable}
 
     def unanswered(self, voters: Collection[NodeId]) -> list[NodeId]:
-        """Includes voters that rejected: they may change their answer."""
+        """Includes voters that rejected: their answer may change."""
         done: Collection[NodeId] = self.promises if self.value is None else self.accepted
         return [voter for voter in voters if voter not in done]
 
@@ -155,9 +154,7 @@ def majority(voters: Collection[NodeId]) -> int:
 
 
 class Electorate(Collection[NodeId]):
-    """The voters on the change after a membership: members by rank, then the seed if it votes. Builds no set: worlds
-    are large.
-    """
+    """Members by rank, then the seed if it votes. Builds no set: memberships are large."""
 
     __slots__ = ("_members", "seed_voter")
 
@@ -184,12 +181,6 @@ class Electorate(Collection[NodeId]):
         return majority(self)
 
 
-class RandomSource(Protocol):
-    """The part of `random.Random` in use; a seeded one makes a run repeatable."""
-
-    def random(self) -> float: ...
-
-
 AcceptCheck: TypeAlias = Callable[[Accept], VoteDecision]
 
 # the largest that a message can carry; proposers that only outbid each other never get there
@@ -205,7 +196,7 @@ _OUTBID_PAUSE: Final = 0.02  # seconds; upper bound of the random pause after a 
 
 
 class Agreement:
-    """One instance at one node: its proposer, and its acceptor if the node votes."""
+    """One instance at one node: proposer, and acceptor if it votes."""
 
     def __init__(
         self,
@@ -213,13 +204,13 @@ class Agreement:
         me: NodeId,
         voters: Collection[NodeId],
         *,
-        random: RandomSource | None = None,
+        random: Random | None = None,
         vote: Vote | None = None,
         may_vote: bool = True,
         learners: Collection[NodeId] = (),
     ) -> None:
-        """`random`: None if this node never proposes. `vote`: the persisted one. `may_vote`: False if the vote may be
-        lost. `learners` have no vote and are sent the chosen value.
+        """`random`: None if this node never proposes. `vote`: the persisted one. `may_vote`: False if it may be lost.
+        `learners` only learn the chosen value.
         """
         self.instance = instance
         self.voters = voters
@@ -241,7 +232,7 @@ class Agreement:
 
     @property
     def proposing(self) -> bool:
-        """Whether a ballot runs, or pauses before its next attempt."""
+        """Includes the pause before the next ballot."""
         return self.chosen is None and (self._ballot is not None or self._resume is not None)
 
     @property
@@ -249,15 +240,12 @@ class Agreement:
         return self._ballot
 
     def missing(self) -> list[NodeId]:
-        """Voters that have not answered the running ballot."""
         return [] if self._ballot is None else self._ballot.unanswered(self.voters)
 
     # ------------------------------------------------------------ proposer
 
     def propose(self, value: bytes, now: float) -> list[SendMessage]:
-        """Have this value or another chosen. Idempotent. A later value replaces an earlier one that no ballot has
-        named.
-        """
+        """Idempotent. A later value replaces one that no ballot has proposed yet."""
         if self.chosen is not None:
             return []
         self._value = value
@@ -266,15 +254,13 @@ class Agreement:
         return self._begin(now)
 
     def withdraw(self) -> None:
-        """Stop proposing. Others may still choose what was accepted so far."""
+        """Stop proposing. A value accepted so far may still be chosen."""
         self._value = self._ballot = self._resume = None
 
     def retry_after(self, now: float, pause: float) -> None:
-        """End this ballot; begin another after `pause` seconds."""
         self._ballot, self._resume = None, now + pause
 
     def due(self, now: float) -> float | None:
-        """When the next `tick` is needed; None: not before the next message."""
         if self.chosen is not None:
             return None
         moments = [self._resume] if self._ballot is None else [self._ballot.again, self._ballot.settle]
@@ -360,9 +346,7 @@ class Agreement:
     def receive(
         self, sender: NodeId, message: MembershipMessage, now: float, check: AcceptCheck = accept_any
     ) -> list[SendMessage]:
-        """Handle a message. `check` is called before this node accepts a value. After LATER the proposer gets its
-        answer from `recheck`, or when it repeats its message.
-        """
+        """`check` is called before this node accepts a value. After LATER the proposer is answered by `recheck`."""
         if isinstance(message, Chosen):
             # a later Chosen with another value comes from a faulty peer and changes nothing here
             if self.chosen is None:
@@ -375,7 +359,7 @@ class Agreement:
         return []
 
     def recheck(self, check: AcceptCheck) -> list[SendMessage]:
-        """Check again the value that waits for an answer."""
+        """Repeat the check that returned LATER."""
         if self._unchecked is None or self.chosen is not None:
             return []
         sender, accept = self._unchecked

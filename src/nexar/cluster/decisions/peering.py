@@ -18,7 +18,7 @@ _MAX_FORMER: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class FormerPeer:
-    """A former member: it is sent the reason why it is refused."""
+    """A former member, and why it is refused."""
 
     epoch: int  # of the first membership without it
     reason: str
@@ -28,8 +28,8 @@ class FormerPeer:
 class PeerDirectory:
     """Members and joiners that may have a link with this node. Immutable.
 
-    Law: two nodes at the same epoch must agree on their ranks, or one of them lies. At different epochs nothing is
-    compared: one is behind, and the generation fences every frame.
+    Invariant: two nodes at the same epoch must agree on their ranks, or one of them lies. At different epochs nothing
+    is compared: the generation fences every frame.
     """
 
     me: NodeId
@@ -58,7 +58,6 @@ class PeerDirectory:
         return Introduce(rank=self.rank, epoch=self.membership.epoch)
 
     def why_not_accepted(self, node: NodeId, claim: Introduce | Introduced) -> str | None:
-        """What is wrong with this node's claim, or None."""
         rank, epoch = self.rank_of(node), self.membership.epoch
         if self.find(node) is None:
             return f"it has no place in the membership of epoch {epoch}"
@@ -111,14 +110,13 @@ class DialReply(NamedTuple, Generic[Dialer]):
 
 
 class Pairing(Generic[Dialer]):
-    """The one connection between this node and a peer. `Dialer` identifies a connection on which the peer introduced
-    itself.
+    """The one connection between this node and a peer. `Dialer` identifies a connection of the peer.
 
-    Both may dial at any time. Law: of two dials, the one of the lower node stays.
-    - A node with an open connection, or that welcomed the peer's dial and waits for its next message, does not dial.
-    - The lower node holds an introduction while its own dial runs. If its dial opens, the peer's is superseded; if
-      it fails, the peer's is welcomed.
-    - The higher node welcomes at once, even while it dials: its own introduction is held at the other side.
+    Invariant: of two concurrent dials, the one of the lower node stays.
+    - A node that has an open connection, or welcomed the peer's dial, does not dial.
+    - The lower node holds an introduction while its own dial runs. If that opens, the peer's dial is superseded,
+      otherwise welcomed.
+    - The higher node welcomes at once, even while it dials.
     - A node with an open connection answers "superseded": the dialer has welcomed our dial and will soon learn so.
     """
 
@@ -137,12 +135,11 @@ class Pairing(Generic[Dialer]):
 
     @property
     def pending(self) -> bool:
-        """Whether a dial runs that may open it."""
         return not self.open and (self._dialing or bool(self._welcomed))
 
     @property
     def waiting(self) -> list[Dialer]:
-        """Dials of the peer that may become the link or need an answer."""
+        """Dials that may become the link or need an answer."""
         return [*self._welcomed, *self._held]
 
     def want(self) -> LinkTurn:
@@ -154,9 +151,7 @@ class Pairing(Generic[Dialer]):
         return LinkTurn.DIAL
 
     def dialed(self, *, opened: bool, cause: str | None = None) -> list[DialReply[Dialer]]:
-        """Our dial ended; returns answers to held dials. Neither opened nor failed: the peer answered that its own dial
-        won.
-        """
+        """Returns answers to held dials. Neither `opened` nor `cause`: the peer's own dial won."""
         self._dialing = False
         self.open = self.open or opened
         if cause is None and not self.open and not self._welcomed:
@@ -174,11 +169,9 @@ class Pairing(Generic[Dialer]):
         return self._decide(dialer)
 
     def welcomes(self, dialer: Dialer) -> bool:
-        """Whether the peer's next message makes this connection the link."""
         return dialer in self._welcomed and not self.open
 
     def confirmed(self, dialer: Dialer) -> None:
-        """The peer continued on a welcomed connection."""
         self.ended(dialer)
         self.open = True
 

@@ -2,16 +2,13 @@
 
 - `PendingChanges`: a draft contains all that is known, so that one change suffices.
 - `ProposalTurn`: concurrent ballots disturb one another, so the lowest rank that is not suspected proposes first and
-  the others follow in order. A node that sees a lower rank propose waits. Safety never depends on that.
+  the others follow in order. Safety never depends on that.
 - `ChangeVoter`: a voter accepts the removal of a node that it knows is gone or that agreed to leave. It probes any
-  other node first and rejects the change if it reaches that node. It accepts joiners it was informed of, and waits
-  before. Every other change is harmless. An inherited change may already be chosen, and then nothing else can be; so
-  a voter accepts it after YIELD_AFTER seconds: its first acceptor had checked it, and otherwise nothing would ever be
-  decided.
-- `DisputeResolver`: others reach a node that this node wants to remove. This node probes again, over relays too; the
-  suspicion rests meanwhile, so that undisputed changes can be decided. If the others insist and the probe fails
-  again, the connection between the two is broken and no relay helps: the higher rank resigns. Both know which one
-  that is without a message.
+  other node and rejects the change if it reaches that node. It accepts joiners once it was informed of them. An
+  inherited change may already be chosen, so a voter accepts it after ACCEPT_INHERITED_AFTER seconds.
+- `DisputeResolver`: others reach a node that this node wants to remove. It probes again, over relays too, while the
+  suspicion is suspended, so that undisputed changes can be decided. If the others still reach the node and the probe
+  fails again, the higher rank of the two resigns; both know which one that is.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from typing import Final
 from nexar.cluster.decisions.membership_events import ChangeRequested
 from nexar.cluster.decisions.paxos import LATER, OK, Agreement, Ballot, Electorate, VoteAnswer, VoteDecision
 from nexar.cluster.decisions.suspicion import ProbeResults, Suspicions
-from nexar.cluster.membership import Change, Departure, Member, Membership, MembershipError
+from nexar.cluster.membership import Change, Departure, Member, Membership, MembershipError, pin_of
 from nexar.types import NodeId, Rank
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Accept, BallotNumber
 
@@ -47,9 +44,8 @@ class PendingChanges:
         self.resigned_over: NodeId | None = None  # the node it cannot reach, if that is the cause
 
     def want(self, wanted: ChangeRequested, now: float) -> None:
-        """Record what the members agreed on, except what already holds."""
         membership = self._membership
-        self._joined |= {each.node: each for each in wanted.joined if membership.pin(each.node) is None}
+        self._joined |= {each.node: each for each in wanted.joined if pin_of(membership, each.node) is None}
         self._left |= {each.node: each for each in wanted.left if membership.rank_of(each.node) is not None}
         self._renewed.update(wanted.renewed)
         if self.wanted_since is None and (self._joined or self._left or self._renewed):
@@ -68,10 +64,7 @@ class PendingChanges:
         self.resigned = self.resigned_over = None
 
     def carried(self, change: Change, membership: Membership, now: float) -> PendingChanges:
-        """What remains pending after a change.
-
-        Renewals are dropped: their requester must check whether they are still needed.
-        """
+        """Drops renewals: their requester must check whether they are still needed."""
         kept = PendingChanges(self._me, membership)
         # Joins and leaves agreed on the world's communicator end with it; if it continues, its members still wait.
         if not change.concerns_world:
@@ -86,23 +79,20 @@ class PendingChanges:
         return kept
 
     def expects(self, member: Member) -> bool:
-        """Whether the members agreed on this joiner."""
         return self._joined.get(member.node) == member
 
     def releases(self, node: NodeId) -> bool:
-        """Whether the members agreed that it leaves."""
         return node in self._left
 
-    def draft(self, suspicions: Suspicions, *, acting: bool = True) -> Change | None:
-        """The change to propose; None if nothing changes or no member would remain.
-
-        Unless `acting`, losses only accompany what was agreed on. A node that resigns proposes only that: the others
-        disagree with it about the rest.
+    def draft(self, suspicions: Suspicions, *, may_remove_lost: bool = True) -> Change | None:
+        """None if nothing changes or no member would remain. Without `may_remove_lost`, lost members are removed only
+        together with a change that was agreed on. A node that resigns proposes nothing else: the others disagree with
+        it about the rest.
         """
         if self.resigned is not None:
             mine = Departure(self._me, self.resigned[-MAX_CAUSE_CHARACTERS:], willing=True)
             return self._checked((mine,), (), (), ())
-        lost = acting or self.wanted_since is not None
+        lost = may_remove_lost or self.wanted_since is not None
         left = self._departures(suspicions, lost=lost)
         gone = {departure.node for departure in left}
         severed = tuple(sorted(pair for pair in self.severed if lost and gone.isdisjoint(pair)))
@@ -134,17 +124,17 @@ class PendingChanges:
         return Change(self._membership.epoch + 1, left, joined, severed, renewed)
 
 
-STAGGER: Final = 0.1  # seconds between the turns of two ranks
+TURN_STAGGER: Final = 0.1  # seconds between the turns of two ranks
 # Seconds before the others remove a member that closed. If all close together there is nothing to decide.
 WILLING_DELAY: Final = 0.5
 _LARGE_WORLD: Final = 10  # ranks; above it turns follow one another faster
 _LARGE_WORLD_STAGGER: Final = 0.01
-_YIELD_TIME: Final = 1.0  # seconds; longer than a proposer's retry interval
+_YIELD_TO_LOWER_RANK: Final = 1.0  # seconds after a lower rank's last proposal; longer than a proposer's retry interval
 
 
 def stagger(position: int) -> float:
     """Seconds to wait for the nodes before this position."""
-    return STAGGER * min(position, _LARGE_WORLD) + _LARGE_WORLD_STAGGER * max(0, position - _LARGE_WORLD)
+    return TURN_STAGGER * min(position, _LARGE_WORLD) + _LARGE_WORLD_STAGGER * max(0, position - _LARGE_WORLD)
 
 
 class ProposalTurn:
@@ -158,37 +148,33 @@ class ProposalTurn:
         pending: PendingChanges,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """A slow node waits `own_delay` longer for those before it, or slow ballots would disturb one another."""
         self._own_delay = own_delay
         self._my_rank = my_rank
         self._membership = membership
         self._suspicions = suspicions
         self._pending_changes = pending
-        self._rival: NodeId | None = None  # the lower rank that proposed last
-        self._rival_seen = 0.0
+        self._lower_proposer: NodeId | None = None  # the lower rank that proposed last
+        self._lower_proposer_seen = 0.0
 
     def saw_proposal(self, node: NodeId, now: float) -> None:
-        """Another node proposes."""
         rank = self._membership.rank_of(node)
         if rank is not None and rank < self._my_rank and node not in self._suspicions:
-            self._rival, self._rival_seen = node, now
+            self._lower_proposer, self._lower_proposer_seen = node, now
 
-    def due(self, *, acting: bool) -> float | None:
-        """When this node proposes; None if it has no reason to.
-
-        Losses are a reason if `acting`. A member that closed always is, since removing it disturbs no call, unless
-        the remaining voters are no majority.
+    def due(self, *, may_remove_lost: bool) -> float | None:
+        """None without a reason. A loss is a reason if `may_remove_lost`, a closed member if the remaining voters are a
+        majority.
         """
         if self._pending_changes.resigned is not None:
             return float("-inf")
-        position = self._my_rank - self._suspicions.lower
+        position = self._my_rank - self._suspicions.lower_rank_count
         wait = self._wait(position)
         reasons = [(self._pending_changes.wanted_since, wait)]
         if self._suspicions.leave_majority:
             reasons.append((self._suspicions.willing_since, WILLING_DELAY + wait))
-        if acting:
+        if may_remove_lost:
             reasons.append((self._suspicions.urgent_since, wait))
-            reasons.append((self._pending_changes.severed_since, self._wait(self._place_in_pair())))
+            reasons.append((self._pending_changes.severed_since, self._wait(self._position_in_severed_pair())))
         turns = [since + wait for since, wait in reasons if since is not None]
         return max(min(turns), self._yield_until(position)) if turns else None
 
@@ -196,35 +182,35 @@ class ProposalTurn:
         # Seconds to wait for those before this position, extended by this node's own delay.
         return stagger(position) + (self._own_delay() if position else 0.0)
 
-    def must_decide(self, *, acting: bool) -> bool:
-        """Whether anything must be decided. Nobody waits for the removal of a member that closed."""
+    def must_decide(self, *, may_remove_lost: bool) -> bool:
+        """Nobody waits for the removal of a member that closed."""
         if self._pending_changes.wanted_since is not None or (
             self._pending_changes.resigned is not None and self._membership.size > 1
         ):
             return True
         lost = self._suspicions.urgent_since is not None or self._suspicions.disputed_until is not None
-        return acting and (lost or self._pending_changes.severed_since is not None)
+        return may_remove_lost and (lost or self._pending_changes.severed_since is not None)
 
     def _yield_until(self, position: int) -> float:
         # Until when to leave proposing to a lower rank. A lost one is ignored: it will not finish.
-        if self._rival is None or self._rival in self._suspicions:
+        if self._lower_proposer is None or self._lower_proposer in self._suspicions:
             return float("-inf")
-        return self._rival_seen + _YIELD_TIME + stagger(position) + self._own_delay()
+        return self._lower_proposer_seen + _YIELD_TO_LOWER_RANK + stagger(position) + self._own_delay()
 
-    def _place_in_pair(self) -> int:
+    def _position_in_severed_pair(self) -> int:
         # Only the two ends know that their connection broke: the lower rank proposes first.
         ranks = (self._membership.rank_of(node) for pair in self._pending_changes.severed for node in pair)
         return int(any(rank is not None and rank < self._my_rank for rank in ranks))
 
 
-YIELD_AFTER: Final = 3.0  # seconds after which a voter accepts an inherited change in any case
+ACCEPT_INHERITED_AFTER: Final = 3.0  # seconds after which a voter accepts an inherited change in any case
 
 _MAX_INHERITED: Final = 8  # inherited changes; more than one is rare
 _RESULT_LIFETIME: Final = 2.0  # seconds that probe results count if the same ballot asks again
 
 
 def read_change(value: bytes, membership: Membership) -> Change | None:
-    """None if the bytes are no change of this membership. Cheap unless a node joins."""
+    """None if it is no change of this membership. Cheap unless a node joins."""
     try:
         change = Change.decode(value)
         if change.joined:
@@ -249,7 +235,7 @@ class ChangeVoter:
         is_expected: Callable[[Member], bool],
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`is_gone`: known to be lost or leaving. `is_expected`: known as a joiner. `own_delay` extends YIELD_AFTER."""
+        """`is_gone`: known to be lost or leaving. `is_expected`: known as a joiner."""
         self._own_delay = own_delay
         self._me = me
         self._membership = membership
@@ -260,7 +246,7 @@ class ChangeVoter:
         self._inherited: dict[bytes, float] = {}  # by when each was first proposed here; the newest few
 
     def check(self, accept: Accept, now: float) -> VoteDecision:
-        """The vote. Requests the probes that it needs."""
+        """Requests the probes that it needs."""
         change = read_change(accept.value, self._membership)
         if change is None:
             return VoteDecision(VoteAnswer.NO)
@@ -293,11 +279,11 @@ class ChangeVoter:
     def _yields(self, value: bytes, now: float) -> bool:
         if value not in self._inherited and len(self._inherited) == _MAX_INHERITED:
             del self._inherited[next(iter(self._inherited))]
-        return now >= self._inherited.setdefault(value, now) + YIELD_AFTER + self._own_delay()
+        return now >= self._inherited.setdefault(value, now) + ACCEPT_INHERITED_AFTER + self._own_delay()
 
 
 _MAX_DISPUTES: Final = 2  # disputes before the higher rank resigns: the node may have died while the others probed it
-_LONGEST_REST: Final = 5.0  # seconds that a disputed suspicion rests
+_LONGEST_SUSPENSION: Final = 5.0  # seconds that a disputed suspicion is suspended
 _MARGIN: Final = 1.2  # of the probe timeout: the result arrives before the dispute ends
 _REFUSED_PAUSE: Final = 0.5  # seconds before retrying a ballot that was rejected for another reason
 
@@ -317,9 +303,7 @@ class DisputeResolver:
         longest_probe: float | None = None,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """A probe usually has a result after `probe_timeout`, always after `longest_probe`; both extend by
-        `own_delay`.
-        """
+        """A probe usually ends after `probe_timeout`, always after `longest_probe`; `own_delay` extends both."""
         self._longest_probe = probe_timeout if longest_probe is None else longest_probe
         self._own_delay = own_delay
         self._my_rank = my_rank
@@ -331,7 +315,7 @@ class DisputeResolver:
         self._probe_timeout = probe_timeout
 
     def handle_rejection(self, agreement: Agreement, now: float) -> bool:
-        """Call after a rejection. True if the ballot could not win any longer and was ended."""
+        """Whether the ballot could no longer win and was ended."""
         ballot = agreement.ballot
         if ballot is None or not self._is_lost(ballot, agreement.needed):
             return False
@@ -349,9 +333,9 @@ class DisputeResolver:
 
     def _dispute(self, node: NodeId, now: float) -> None:
         self._probe_results.ask(node, now)
-        rest = _MARGIN * self._probe_timeout * 2 ** self._suspicions[node].disputes
+        suspension = _MARGIN * self._probe_timeout * 2 ** self._suspicions[node].disputes
         delay = self._own_delay()
-        until = now + min(_LONGEST_REST, rest) + delay
+        until = now + min(_LONGEST_SUSPENSION, suspension) + delay
         latest = max(until, now + _MARGIN * (self._longest_probe + delay))
         disputes = self._suspicions.dispute(node, until, latest=latest)
         rank = self._membership.rank_of(node)

@@ -1,7 +1,7 @@
 """Allocation of ranks to candidates and launchers. Pure.
 
-Law: places left = free ranks − candidates that wait for any rank. A claim is granted only while enough are left, so
-every admitted candidate finds a place and the ranks are dense when the world is full.
+Invariant: places left = free ranks − candidates that wait for any rank. A claim is granted only while enough are left,
+so every admitted candidate finds a place and the ranks are dense when the world is full.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from nexar.types import NodeId, Rank, format_node
 
 
 class FreeRanks:
-    """The free ranks as ordered runs that never touch.
-
-    Ranks are mostly taken from the bottom and in blocks, so runs are few.
-    """
+    """Ordered runs that never touch. Ranks are mostly taken from the bottom and in blocks, so runs are few."""
 
     def __init__(self, size: int) -> None:
         self._starts: list[Rank] = [0] if size else []
@@ -36,7 +33,6 @@ class FreeRanks:
         return run >= 0 and first + count <= self._ends[run]
 
     def lowest(self, count: int) -> Rank | None:
-        """Start of the lowest run of at least `count`."""
         for start, end in zip(self._starts, self._ends, strict=True):
             if end - start >= count:
                 return start
@@ -82,11 +78,8 @@ class RankBlock:
 
 
 class RankAllocator:
-    """Grants three kinds of claims.
-
-    - a block that a launcher reserves; only its children get the ranks
-    - a rank that a candidate brings
-    - any rank: settled when all candidates are there
+    """Grants a block that a launcher reserves for its children, a rank that a candidate brings, or any rank, settled
+    when all candidates are there.
     """
 
     def __init__(self, size: int) -> None:
@@ -101,7 +94,6 @@ class RankAllocator:
 
     @property
     def left(self) -> int:
-        """Places neither held, awaited nor reserved."""
         return self._free.count - self._unplaced
 
     @property
@@ -150,7 +142,6 @@ class RankAllocator:
         self._unplaced += 1
 
     def give_up(self, node: NodeId) -> None:
-        """Free its rank, or return it to its launcher's block."""
         rank = self._claims.pop(node)
         launcher = self._children.pop(node, None)
         if rank is None:
@@ -178,7 +169,7 @@ class RankAllocator:
         return self._blocks[launcher]
 
     def release(self, launcher: NodeId) -> None:
-        """Free the launcher's block, except ranks that children hold."""
+        """Children keep the ranks they hold."""
         block = self._blocks.pop(launcher)
         heapq.heappush(self._returned_groups, block.group_rank)
         for rank in block.ranks:
@@ -189,9 +180,7 @@ class RankAllocator:
                 del self._children[child]
 
     def assign(self, arrivals: Iterable[tuple[NodeId, str]]) -> list[NodeId]:
-        """The nodes by rank. `arrivals`: node and host in order of arrival.
-
-        Claimed ranks stay. The others are filled from the lowest: hosts by first arrival, nodes of a host by
+        """The nodes by rank. `arrivals`: node and host in order. Claimed ranks stay; the others go to hosts by first
         arrival, so that ranks of one host are neighbours.
         """
         if not self.is_full:

@@ -11,7 +11,7 @@ _MAX_TEXT: Final = 200  # characters kept of a reason; it may quote an unauthent
 
 
 class Refusal(Exception):
-    """A request is refused, for the reason in the text."""
+    """The text is the reason."""
 
     def __init__(self, reason: str, *further: str, expelled: int = 0, nobody_left: bool = False) -> None:
         """`further`: facts and remedies, one line each. `expelled`: it was a member until this epoch."""
@@ -22,13 +22,11 @@ class Refusal(Exception):
 
 
 class NoRanksLeft(Refusal):
-    """In an elastic cluster the requester may wait."""
+    """The requester may wait if the cluster is elastic."""
 
 
 class RefusalLog:
-    """The newest refusals, one per requester: a flood uses bounded memory, and a repeated refusal displaces no
-    other.
-    """
+    """The newest refusals, one per requester: bounded memory, and a repeated refusal displaces no other."""
 
     def __init__(self) -> None:
         self._newest: OrderedDict[str, str] = OrderedDict()  # by requester, its last refusal

@@ -1,10 +1,10 @@
-"""Which nodes join and leave at a checkpoint. Pure: from all members' requests every member computes the same result.
+"""Which nodes join and leave at a checkpoint. Pure: every member computes the same result.
 
-Laws:
-- Waiting nodes join while there is room below the maximum, in the order of the lowest rank that knows each.
-  Departures make room first.
-- Members that want or are asked to leave do so, lower ranks first, while the minimum is kept; joiners count for it.
-  The others leave at a later checkpoint.
+Invariants:
+- Waiting nodes join while there is room below the maximum, in the order of the lowest rank that knows each. Departures
+  make room first.
+- Members leave on request, lower ranks first, while the minimum is kept; joiners count for it. The others leave at a
+  later checkpoint.
 - At least one member stays.
 """
 
@@ -40,10 +40,10 @@ class Resize(NamedTuple):
     left: tuple[Departure, ...]
 
 
-def resize(membership: Membership, wishes: Sequence[ResizeRequest], *, least: int, most: int) -> Resize:
+def resize(membership: Membership, requests: Sequence[ResizeRequest], *, least: int, most: int) -> Resize:
     """The requests are by rank. `most` 0: no limit."""
-    departures = _departures(membership, wishes)
-    joiners = _joiners(membership, wishes)
+    departures = _departures(membership, requests)
+    joiners = _joiners(membership, requests)
     room = len(joiners) if not most else max(0, most - membership.size + len(departures))
     joined = joiners[:room]
     spare = membership.size + len(joined) - max(least, 1)
@@ -53,31 +53,31 @@ def resize(membership: Membership, wishes: Sequence[ResizeRequest], *, least: in
     return Resize(tuple(joined), tuple(left))
 
 
-def _departures(membership: Membership, wishes: Sequence[ResizeRequest]) -> list[Departure]:
+def _departures(membership: Membership, requests: Sequence[ResizeRequest]) -> list[Departure]:
     causes: dict[NodeId, str] = {}
-    for member, wish in zip(membership.members, wishes, strict=True):
-        if wish.leaving:
+    for member, request in zip(membership.members, requests, strict=True):
+        if request.leaving:
             causes[member.node] = "it wanted to leave"
-    for rank, wish in enumerate(wishes):
-        for node, cause in wish.removals.items():
+    for rank, request in enumerate(requests):
+        for node, cause in request.removals.items():
             asked = f"rank {rank} asked it to leave"
             causes.setdefault(node, f"{asked}: {cause}" if cause else asked)
     known = [member.node for member in membership.members]
     return [Departure(node, causes[node], willing=True) for node in known if node in causes]
 
 
-def _joiners(membership: Membership, wishes: Iterable[ResizeRequest]) -> list[Member]:
+def _joiners(membership: Membership, requests: Iterable[ResizeRequest]) -> list[Member]:
     found: dict[NodeId, Member] = {}
-    for wish in wishes:
-        for member in wish.waiting:
+    for request in requests:
+        for member in request.waiting:
             if membership.rank_of(member.node) is None:
                 found.setdefault(member.node, member)
     return list(found.values())
 
 
-def encode_resize_request(wish: ResizeRequest) -> bytes:
+def encode_resize_request(request: ResizeRequest) -> bytes:
     """For the other members."""
-    return msgspec.msgpack.encode(wish)
+    return msgspec.msgpack.encode(request)
 
 
 def decode_resize_request(data: bytes) -> ResizeRequest:

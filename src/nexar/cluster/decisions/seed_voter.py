@@ -1,13 +1,10 @@
 """The seed as a voter on memberships. Pure.
 
-The seed never proposes and is no member. It votes if the number of members is even: half of them and the seed are a
-majority. It checks changes as a member does (`ChangeVoter`) and suspects no node without a probe. It forwards every
-chosen change: it may reach members that the proposer does not.
+The seed never proposes. It votes if the number of members is even. It checks changes as a member does (`ChangeVoter`)
+and suspects no node without a probe. It forwards every chosen change: it may reach members that the proposer does not.
 
-Law: a vote is on disk before any message that follows from it is sent. So PersistVote precedes those messages.
-
-The seed probes a member over its session. A member whose session broke counts as gone: the system reports the end of
-a process. A member that has not yet returned to a restarted seed has as long as an answer may take.
+The seed probes a member over its session. A member whose session broke counts as gone. A member that has not yet
+returned to a restarted seed has as long as an answer may take.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from nexar.wire.join import MAX_PAXOS_BYTES, LivenessQuery
 
 
 class SeedVoter:
-    """Acceptor and learner. Law: persist `vote` before performing the actions of a step."""
+    """Acceptor and learner. Persist `vote` before performing the actions of a step."""
 
     def __init__(
         self,
@@ -52,9 +49,7 @@ class SeedVoter:
         may_vote: bool = True,
         probe_timeout: float = 1.0,
     ) -> None:
-        """A `vote` of another epoch is ignored. `may_vote`: False if a restarted seed may have lost its vote; it never
-        votes again.
-        """
+        """A `vote` of another epoch is ignored. `may_vote`: False if a restarted seed may have lost its vote."""
         if membership.seed is None:
             raise InternalError("a membership without a seed has no seed voter")
         self.me: NodeId = membership.seed.node
@@ -90,7 +85,6 @@ class SeedVoter:
         return None
 
     def step(self, event: MembershipInput, now: float) -> list[MembershipAction]:
-        """Handle MessageReceived or ProbeFinished; other events have no effect."""
         actions: list[MembershipAction] = []
         match event:
             case MessageReceived(sender, message):
@@ -139,7 +133,7 @@ class _SeedProbe:
 
 
 class SeedVoteService:
-    """The seed's voter on the sessions of the connected members (`sessions`)."""
+    """The seed's voter on the members' sessions."""
 
     def __init__(
         self,
@@ -159,7 +153,6 @@ class SeedVoteService:
         return self._step([MessageReceived(sender, message)], now)
 
     def answered(self, node: NodeId, number: int, now: float) -> list[VoteAction]:
-        """Unrequested and late answers are ignored."""
         probe = self._probes.get(node)
         return self._settle(node, None, now) if probe is not None and probe.number == number else []
 

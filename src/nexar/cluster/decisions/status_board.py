@@ -1,7 +1,7 @@
-"""The seed's status board: the last report of every member, and which members are gone and why. Pure.
+"""The seed's status board: every member's last report, and which members are gone and why. Pure.
 
-Law: a member is *lost* from the moment its session breaks or its launcher reports its end until it returns on
-another session. A node outside the membership is gone for good. The seed's knowledge overrides reports.
+Invariant: a member is *lost* from the moment its session breaks or its launcher reports its end until it returns. The
+seed's knowledge overrides reports.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ KEPT: Final = 256  # former members kept, the newest
 
 @dataclass(slots=True)
 class _BoardRow:
-    """One member or former member."""
-
     node: NodeId
     rank: Rank
     host: str
@@ -49,7 +47,7 @@ class StatusBoard:
         self._former: dict[NodeId, _BoardRow] = {}  # oldest first
 
     def moved(self, membership: Membership, now: float, willing: Container[NodeId] = ()) -> None:
-        """`willing`: members that left of their own will. Idempotent."""
+        """`willing`: members that asked to leave. Idempotent."""
         if membership.epoch <= self._epoch:
             return
         before, self._places = self._places, {}
@@ -67,8 +65,7 @@ class StatusBoard:
         while len(self._former) > KEPT:
             del self._former[next(iter(self._former))]
 
-    def news(self, node: NodeId, bulletin: StatusReport, now: float) -> None:
-        """Ignored if the node is no member or gone."""
+    def report_received(self, node: NodeId, bulletin: StatusReport, now: float) -> None:
         place = self._places.get(node)
         if place is not None and place.gone is None:
             place.bulletin, place.since = bulletin, now
@@ -79,7 +76,7 @@ class StatusBoard:
             place.gone, place.left, place.cause, place.told, place.since = None, False, "", False, now
 
     def went(self, node: NodeId, cause: str, now: float, *, left: bool = False, told: bool = False) -> None:
-        """`left`: of its own will. `told`: reported by its launcher."""
+        """`left`: willingly. `told`: by its launcher."""
         place = self._places.get(node) or self._former.get(node)
         if place is None:
             return

@@ -1,13 +1,13 @@
-"""The nodes that one node cannot reach: suspicions, how they spread, probe results, and the stall timer. Pure.
+"""The nodes that one node cannot reach: suspicions, their broadcast, probe results, and the stall timer. Pure.
 
-- An urgent suspicion is acted on. A member that left willingly is quiet: it has no vote left, and its removal
-  disturbs no call until one needs it, which makes it urgent. A disputed suspicion rests: others reach that node.
-- A suspicion is first sent to a few: the lowest ranks, which propose first. While nothing comes of it the audience
-  doubles, because those few may be lost too. The suspect is informed by those that reach it.
-- Only a probe result obtained after a question answers it. "Reached" counts from the start of the probe: the node
-  may have died since. "Missed" counts from its end: the node had all that time to answer.
-- NoProgress is reported once per epoch: when the recovery time is over, or, if the lost voters leave no majority, as
-  soon as every suspicion has been checked.
+- An urgent suspicion is acted on. A member that left willingly is quiet: removing it disturbs no call, until a call
+  needs it and makes it urgent. A disputed suspicion is suspended: others reach that node.
+- A suspicion is first sent to the few lowest ranks, which propose first. They may be lost too, so the audience doubles
+  until something is decided. Those that reach the suspect inform it.
+- Only a probe result obtained after a question answers it. "Reached" counts from the start of the probe: the node may
+  have died since. "Missed" counts from its end.
+- NoProgress is reported once per epoch: after the recovery timeout, or, without a majority, as soon as every suspicion
+  has been checked.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from nexar.wire.control import MAX_CAUSE_CHARACTERS, Suspect
 
 @dataclass(slots=True)
 class Suspicion:
-    """One node that this node cannot reach."""
+    """A node that this node cannot reach."""
 
     cause: str
     willing: bool
     since: float
     disputes: int = 0  # how often its removal failed because others reach it
-    rests_until: float = 0.0  # when its dispute ends, if the probe has a result by then
+    suspended_until: float = 0.0  # when its dispute ends, if the probe has a result by then
 
 
 class Suspicions(Mapping[NodeId, Suspicion]):
-    """Suspicions of members, and of the seed, which is never removed but whose vote may be missing."""
+    """Suspicions of members, and of the seed: never removed, but its vote may be missing."""
 
     def __init__(self, me: NodeId, membership: Membership) -> None:
         self._membership = membership
@@ -45,7 +45,7 @@ class Suspicions(Mapping[NodeId, Suspicion]):
         self._urgent: dict[NodeId, float] = {}  # members, by when they became urgent, earliest first
         self._willing: dict[NodeId, float] = {}  # members that left and are not urgent, earliest first
         self._disputed: dict[NodeId, float] = {}  # by when the dispute ends
-        self.lower = 0  # suspected members of a lower rank than mine
+        self.lower_rank_count = 0  # suspected members of a lower rank than mine
         self.votes = 0  # suspected voters
         self.newest = float("-inf")  # when the last suspicion was added
 
@@ -77,20 +77,18 @@ class Suspicions(Mapping[NodeId, Suspicion]):
 
     @property
     def leave_majority(self) -> bool:
-        """Whether the voters not suspected are a majority."""
         return len(self._electorate) - self.votes >= self._electorate.needed
 
     def removable(self, *, lost: bool = True) -> list[NodeId]:
-        """Members to remove with the next proposal, by rank. `lost`: not only quiet ones."""
+        """Members to remove, by rank. `lost`: not only quiet ones."""
         nodes = [*(self._urgent if lost else ()), *self._willing]
         return sorted(nodes, key=lambda node: self._membership.rank_of(node) or 0)
 
     def is_quiet(self, node: NodeId) -> bool:
-        """It left willingly and no call here needs it."""
         return node in self._willing
 
     def add(self, node: NodeId, cause: str, now: float, *, willing: bool = False) -> bool:
-        """Whether this changes anything. A leaving node's own cause replaces an earlier one."""
+        """Returns whether anything changed. A leaving node's own cause replaces an earlier one."""
         known = self._all.get(node)
         if known is None:
             self._all[node] = Suspicion(cause, willing, now)
@@ -101,7 +99,6 @@ class Suspicions(Mapping[NodeId, Suspicion]):
         return self._categorize(node, now, urgent=not willing)
 
     def drop(self, node: NodeId) -> bool:
-        """Whether it was suspected."""
         if self._all.pop(node, None) is None:
             return False
         self._count(node, -1)
@@ -110,23 +107,22 @@ class Suspicions(Mapping[NodeId, Suspicion]):
         return True
 
     def dispute(self, node: NodeId, until: float, *, latest: float | None = None) -> int:
-        """Others reach the node; returns how often that happened.
-
-        The dispute ends when a probe misses the node (`probe_missed`), between `until` and `latest`.
+        """Returns how often others reached it. The dispute ends between `until` and `latest`, when a probe misses the
+        node.
         """
         self._urgent.pop(node, None)
         self._disputed[node] = until if latest is None else latest
-        self._all[node].rests_until = until
+        self._all[node].suspended_until = until
         self._all[node].disputes += 1
         return self._all[node].disputes
 
     def probe_missed(self, node: NodeId) -> None:
-        """A probe missed the node: its dispute ends at `until`."""
+        """End its dispute at `until`."""
         if node in self._disputed:
-            self._disputed[node] = min(self._disputed[node], self._all[node].rests_until)
+            self._disputed[node] = min(self._disputed[node], self._all[node].suspended_until)
 
     def end_disputes(self, now: float) -> bool:
-        """Make suspicions urgent whose dispute is over."""
+        """Makes their suspicions urgent."""
         over = [node for node, until in self._disputed.items() if until <= now] if self._disputed else []
         for node in over:
             del self._disputed[node]
@@ -138,7 +134,7 @@ class Suspicions(Mapping[NodeId, Suspicion]):
             self._categorize(node, now, urgent=True)
 
     def carried(self, me: NodeId, membership: Membership, now: float) -> Suspicions:
-        """The suspicions that apply to the next membership, as new ones."""
+        """Those that apply to the next membership, as new ones."""
         seed = membership.seed.node if membership.seed else None
         kept = Suspicions(me, membership)
         for node, each in self._all.items():
@@ -163,7 +159,7 @@ class Suspicions(Mapping[NodeId, Suspicion]):
     def _count(self, node: NodeId, one: int) -> None:
         rank = self._membership.rank_of(node)
         if rank is not None and self._my_rank is not None and rank < self._my_rank:
-            self.lower += one
+            self.lower_rank_count += one
         if node in self._electorate:
             self.votes += one
 
@@ -177,7 +173,6 @@ class SuspicionBroadcast:
     """Sends one node's suspicions in one epoch."""
 
     def __init__(self, me: NodeId, membership: Membership, suspicions: Suspicions) -> None:
-        """Suspicions of the previous epoch are sent again."""
         self._me = me
         self._membership = membership
         self._suspicions = suspicions
@@ -190,13 +185,13 @@ class SuspicionBroadcast:
     def add(self, node: NodeId) -> None:
         self._unsent.append(node)
 
-    def messages(self, now: float, *, insist: bool) -> list[SendMessage]:
-        """Messages to send now. `insist`: repeat them while a suspicion is urgent."""
+    def messages(self, now: float, *, repeat: bool) -> list[SendMessage]:
+        """`repeat`: send them again while a suspicion is urgent."""
         nodes, self._unsent = self._unsent, []
         if self.again is not None and now >= self.again:
             self._audience, self._pause = 2 * self._audience, min(2 * self._pause, _MAX_PAUSE)
             self.again, nodes = None, list(self._suspicions.urgent)
-        if not insist or self._suspicions.urgent_since is None:
+        if not repeat or self._suspicions.urgent_since is None:
             self.again = None
         elif self.again is None:
             self.again = now + self._pause
@@ -205,7 +200,7 @@ class SuspicionBroadcast:
         return [SendMessage(receiver, message) for message in messages for receiver in receivers]
 
     def forward(self, message: Suspect) -> list[SendMessage]:
-        """Inform the suspect, once: many may report the same."""
+        """Inform the suspect, once for each reporter."""
         if (message.node, message.by) in self._forwarded:
             return []
         self._forwarded.add((message.node, message.by))
@@ -239,7 +234,6 @@ class ProbeResults:
         self._wanted: list[NodeId] = []
 
     def ask(self, node: NodeId, now: float) -> None:
-        """Request a probe unless one is running."""
         began = self._running.get(node)
         if began is None or now >= began + 2 * (self._timeout + self._own_delay()):
             self._running[node] = now
@@ -256,15 +250,15 @@ class ProbeResults:
             self._reached[node] = began
 
     def clear_miss(self, node: NodeId) -> None:
-        """Reached by other means: an earlier miss is void."""
+        """The node was reached by other means."""
         self._missed.pop(node, None)
 
     def reached_since(self, node: NodeId, moment: float) -> bool:
-        """Whether a probe that began at `moment` or later reached it."""
+        """Counts probes that began at `moment` or later."""
         return self._reached.get(node, float("-inf")) >= moment
 
     def missed_since(self, node: NodeId, moment: float) -> bool:
-        """Whether a probe that ended at `moment` or later missed it."""
+        """Counts probes that ended at `moment` or later."""
         return self._missed.get(node, float("-inf")) >= moment
 
     def clear(self) -> None:
@@ -308,7 +302,7 @@ class StallTimer:
 
     @property
     def due(self) -> float | None:
-        """None if nothing must be decided or the report was made."""
+        """None if nothing must be decided, or after the report."""
         if self._since is None or self.reported:
             return None
         delay = self._own_delay()

@@ -9,29 +9,29 @@ from nexar.collectives.schedule import Combine, Range, RecvStep, SendStep
 
 
 def equal(count: int, size: int) -> tuple[Span, ...]:
-    """Returns `size` consecutive blocks of `count` elements."""
+    """`size` consecutive blocks of `count` elements."""
     return tuple(Span(rank * count, (rank + 1) * count) for rank in range(size))
 
 
 def part(span: Span, buffer: int = 0) -> Range:
-    """Returns the span as a range."""
+    """The span as a range."""
     return Range(buffer, span.start, span.stop)
 
 
 def whole(count: int, buffer: int = 0) -> Range:
-    """Returns the whole buffer."""
+    """The whole buffer."""
     return Range(buffer, 0, count)
 
 
 def tiles(span: Span, segment: int) -> tuple[Span, ...]:
-    """Returns segments of at most `segment` elements; 0: no limit."""
+    """Segments of at most `segment` elements; 0: no limit."""
     if not segment or span.count <= segment:
         return (span,)
     return segments(span, segment)
 
 
 def most_tiles(spans: Iterable[Span], segment: int) -> int:
-    """Returns the number of tags that one round needs."""
+    """Number of tags that one round needs."""
     return max(len(tiles(span, segment)) for span in spans)
 
 

@@ -1,8 +1,8 @@
 """Direct schedules, in which every rank communicates with every other in one step; and barriers.
 
-A reducing rank receives all contributions and folds them from rank 0 up: ((x0 ⊕ x1) ⊕ x2) …. So the result is the same
-for any placement: that is what `deterministic=True` means. It costs memory, n-1 messages at once, and no more bytes
-than a ring (`gather_fold`: n times as many).
+A reducing rank folds all contributions from rank 0 up: ((x0 ⊕ x1) ⊕ x2) …. So the result is the same for any
+placement, as `deterministic=True` requires. It costs memory, n-1 messages at once, and no more bytes than a ring
+(`gather_fold`: n times as many).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def direct_all_gather(rank: int, size: int, spans: Sequence[Span]) -> Iterator[S
 
 
 def direct_all_to_all(rank: int, size: int, inputs: Sequence[Span], outputs: Sequence[Span]) -> Iterator[Step]:
-    """Block i of `inputs` (buffer 0) is for rank i, of `outputs` (buffer 1) from it."""
+    """Block i of `inputs` (buffer 0) goes to rank i; block i of `outputs` (buffer 1) comes from it."""
     sends = tuple(SendStep(peer, part(inputs[peer]), 0) for peer in _others(rank, size))
     receives = tuple(RecvStep(peer, part(outputs[peer], 1), 0, Combine.COPY) for peer in _others(rank, size))
     yield Step(sends, receives, (LocalCopy(part(outputs[rank], 1), part(inputs[rank]), Combine.COPY),))
@@ -76,7 +76,6 @@ def _contributions(rank: int, size: int, cut: _Cut, j: int) -> tuple[SendStep, .
 def _fold_segment(
     rank: int, size: int, cut: _Cut, j: int
 ) -> tuple[tuple[RecvStep, ...], tuple[LocalCopy | LocalFold, ...]]:
-    """Returns the receives of segment j, one row of buffer 1 per rank, and their fold."""
     mine = cut[rank]
     if j >= len(mine):
         return (), ()
@@ -92,7 +91,7 @@ def _at(mine: tuple[Span, ...], j: int) -> tuple[Span, ...]:
 
 
 def _others(rank: int, size: int) -> Iterator[int]:
-    """Yields the other ranks from the next one on, so that not all start with rank 0."""
+    """From the next rank on, so that not all start with rank 0."""
     return ((rank + distance) % size for distance in range(1, size))
 
 
@@ -100,7 +99,7 @@ NO_ELEMENTS: Final = Range(0, 0, 0)
 
 
 def dissemination_barrier(rank: int, size: int) -> Iterator[Step]:
-    """In round k each rank sends to the one 2^k above it and receives from the one 2^k below."""
+    """In round k each rank sends 2^k ranks up and receives from 2^k below."""
     distance, k = 1, 0
     while distance < size:
         above, below = (rank + distance) % size, (rank - distance) % size
@@ -109,7 +108,7 @@ def dissemination_barrier(rank: int, size: int) -> Iterator[Step]:
 
 
 def two_phase_barrier(rank: int, size: int) -> Iterator[Step]:
-    """All ranks send to rank 0, then it sends to all: the fewest messages in a small world."""
+    """To rank 0, then back: fewest messages in a small world."""
     if rank:
         yield Step(sends=(SendStep(0, NO_ELEMENTS, 0),))
         yield Step(receives=(RecvStep(0, NO_ELEMENTS, 1, Combine.COPY),))

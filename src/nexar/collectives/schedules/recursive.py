@@ -1,14 +1,14 @@
 """Schedules with ceil(log2 n) rounds: Bruck's all-gather, recursive doubling, halving and doubling.
 
-Bruck: blocks stay in their place, so no final rotation is needed; a range that wraps around takes two messages.
+Bruck: blocks stay in place, so no final rotation is needed; a range that wraps around takes two messages.
 
 Recursive doubling: a partial result covers neighbouring ranks, and both partners combine lower ⊕ upper. So rank order
 is kept and both compute the same bits.
 
 Halving: a rank sends its partner in the other half everything for that half, then each half repeats this. An odd lower
-half has one more rank, whose partner is the first of the upper half, so every rank takes part. Each rank sends
-c·(n-1)/n elements. The combined ranks are not neighbours, so the operation must commute. Doubling is the reverse; some
-ranks of an odd number send twice.
+half has one more rank, whose partner is the first of the upper half. Each rank sends c·(n-1)/n elements. The combined
+ranks are not neighbours, so the operation must commute. Doubling is the reverse; some ranks of an odd number send
+twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def bruck_all_gather(rank: int, size: int, spans: Sequence[Span], *, tag: int = 
 
 
 def doubling_all_reduce(rank: int, size: int, count: int) -> Iterator[Step]:
-    """All-reduce of buffer 0, in rank order. A power of two of ranks takes part; each excess rank sends its vector to
-    the rank below first and receives the result last.
+    """All-reduce of buffer 0, in rank order, among a power of two of ranks. Each excess rank first sends its vector to
+    the rank below, and receives the result last.
     """
     power = 1 << (size.bit_length() - 1)
     paired = 2 * (size - power)  # ranks below this number are paired; the even one represents both
@@ -63,7 +63,7 @@ def _rounds(rank: int, paired: int, power: int, count: int) -> Iterator[Step]:
 
 
 def doubling_scan(rank: int, size: int, count: int) -> Iterator[Step]:
-    """Inclusive scan of buffer 0, in rank order. After k rounds it covers the 2^k ranks that end here."""
+    """Inclusive scan of buffer 0, in rank order. After k rounds it covers 2^k ranks."""
     everything = whole(count)
     for k, distance in enumerate(_distances(size)):
         sends = (SendStep(rank + distance, everything, k),) if rank + distance < size else ()
@@ -106,7 +106,7 @@ class Halving(NamedTuple):
 
 
 def halvings(rank: int, size: int) -> list[Halving]:
-    """Returns the cuts from the whole world down to the rank."""
+    """The cuts from the whole world down to the rank."""
     found, ranks = [], range(size)
     while len(ranks) > 1:
         middle = ranks.start + (len(ranks) + 1) // 2

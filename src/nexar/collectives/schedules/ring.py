@@ -1,13 +1,12 @@
 """Schedules on a ring: ring, chain and pairwise exchange.
 
 Ring: each rank sends c·(n-1)/n elements per pass, the minimum. Chunk i starts above rank i and ends complete there, so
-the order differs by chunk and the operation must commute. Segment j depends only on segment j of the previous round, so
-it is sent while later segments are reduced.
+the order differs by chunk and the operation must commute. Segment j depends only on segment j of the previous round,
+so it is sent while later ones are reduced.
 
-Chain: with s segments the last rank is done after s + n - 2 segment times, and no rank sends more than the vector once.
+Chain: with s segments the last rank is done after s + n - 2 segment times, and no rank sends the vector twice.
 
-Pairwise: in round k each rank sends to the one k above and receives from the one k below, so no rank has two senders at
-once.
+Pairwise: in round k each rank sends to the one k above and receives from the one k below, so no rank has two senders.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def _chain_steps(below: int | None, above: int | None, spans: Sequence[Span], ho
 
 
 def staggered(spans: Sequence[Span], late: bool) -> Iterator[tuple[Span | None, Span | None]]:
-    """Yields the segments to receive and to send per step; a receiver sends one step later."""
+    """Segments to receive and to send per step; a receiver sends one step later."""
     return zip_longest(spans, [None, *spans] if late else spans)
 
 
@@ -103,7 +102,7 @@ def pairwise_reduce_scatter(rank: int, size: int, spans: Sequence[Span]) -> Iter
 
 
 def pairwise_all_to_all(rank: int, size: int, inputs: Sequence[Span], outputs: Sequence[Span]) -> Iterator[Step]:
-    """Block i of `inputs` (buffer 0) is for rank i, of `outputs` (buffer 1) from it."""
+    """As direct_all_to_all."""
     yield Step(then=(LocalCopy(part(outputs[rank], 1), part(inputs[rank]), Combine.COPY),))
     for distance in range(1, size):
         above, below = (rank + distance) % size, (rank - distance) % size

@@ -2,7 +2,7 @@
 
 Binomial tree: a range of ranks is cut in two; one half keeps its head, the other's head is its first rank, and the
 heads communicate. So only neighbouring ranges meet: a reduction keeps rank order for any root, and gathered blocks are
-contiguous. Spanning trees follow the topology, so nothing is relayed.
+contiguous. Spanning trees follow the topology, without relays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Subtree(NamedTuple):
 
 
 def subtrees(rank: int, size: int, root: int) -> list[Subtree]:
-    """Returns the connections from the root outwards: first to the parent, then to the children."""
+    """Connections from the root outwards: first to the parent, then to the children."""
     found, ranks, head = [], range(size), root
     while len(ranks) > 1:
         middle = ranks.start + (len(ranks) + 1) // 2

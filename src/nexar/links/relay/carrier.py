@@ -1,27 +1,29 @@
 """RelayedCarrier: a carrier whose frames other nodes forward. No I/O: its relay sends and receives.
 
 A hop that dies loses what it holds. So the source keeps a frame until it is acknowledged, and resends it on another
-route when a hop is gone, or a probe shows that it is missing. A window bounds unacknowledged bytes. Duplicates are
-dropped, early frames held.
+route when a hop is gone, or a probe shows that it is missing. A window bounds unacknowledged bytes.
 
 Lower lanes go first, payloads last, by chunks. A frame gets its number when it is sent, so an urgent one waits only for
 frames already sent.
 
-The relay's lock guards everything, also the copying of payloads. The driver calls sinks without it. No sink runs after
-abort(): delivery holds `_delivering` and checks for the end first; abort() ends first and then acquires `_delivering`.
+The relay's lock guards everything. The driver calls sinks without it. No sink runs after abort(): delivery holds
+`_delivering` and checks for the end first; abort() ends first and then acquires `_delivering`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nexar.links.carrier_selection import RELAY
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.payload_table import RecentTransfers
 from nexar.types import NodeId, format_node
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, FrameKind, Lane, decode, encode_chunk, encode_finish
+
+if TYPE_CHECKING:
+    from nexar.links.relay.relay import Relay
 
 WINDOW_BYTES: Final = 1 << 20  # unacknowledged bytes, end to end; one frame of any size is always allowed
 # The destination acknowledges after this many bytes, when probed, or with other frames.
@@ -78,12 +80,10 @@ class SendStream:
 
     @property
     def finished(self) -> bool:
-        """Whether finish() was called."""
         return bool(self._finished)
 
     @property
     def has_finished(self) -> bool:
-        """Whether the FINISH frame was sent."""
         return self._finished == 2
 
     @property
@@ -96,7 +96,7 @@ class SendStream:
         return bool(self._finished) or not (self._unacked or self._payloads or any(self._lanes))
 
     def take(self) -> RelaySegment | None:
-        """Return the next segment; None if there is none, or the window is full."""
+        """None if there is nothing to send, or the window is full."""
         if self._again:
             self.resent += 1
             return self._again.popleft()
@@ -252,7 +252,7 @@ class RelayPayloads:
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
         place = self._places.get(transfer)
         if place is None:
-            return Redirected.LANDED if transfer in self._recent_transfers else Redirected.UNKNOWN
+            return Redirected.COMPLETE if transfer in self._recent_transfers else Redirected.UNKNOWN
         if into is None:
             del self._places[transfer]
             self._discarded.add(transfer)
@@ -294,34 +294,12 @@ _HELLO: Final = int(FrameKind.HELLO)
 _BOTH_FINISHED: Final = "both sides have finished"
 
 
-class RelayDispatcher(Protocol):
-    """The relay, as carriers see it."""
-
-    node: NodeId
-    lock: threading.RLock
-
-    def mark_ready(self, carrier: RelayedCarrier) -> None:
-        """It may have frames to send. Under the lock."""
-
-    def flush(self) -> None:
-        """Send what can be sent. Without the relay's lock and the node's."""
-
-    def flush_later(self) -> None:
-        """Flush after the node's lock is released."""
-
-    def deliver_later(self, carrier: RelayedCarrier) -> None:
-        """The driver delivers what has arrived."""
-
-    def ended(self, carrier: RelayedCarrier, reason: str | None) -> None:
-        """Under the lock. A `reason` is sent to the peer."""
-
-
 class RelayedCarrier(Carrier):
     """One end. Created by its relay."""
 
     scheme = RELAY
 
-    def __init__(self, relay: RelayDispatcher, peer: NodeId, number: int, route: tuple[NodeId, ...]) -> None:
+    def __init__(self, relay: Relay, peer: NodeId, number: int, route: tuple[NodeId, ...]) -> None:
         self.peer = Peer(peer, None, verified=True, address=f"over {format_node(route[1])}")
         self.dialed = relay.node < peer
         self.number: Final = number  # number of the link between the two ends
@@ -330,7 +308,7 @@ class RelayedCarrier(Carrier):
         # Why there is no route: nothing is sent before a direct connection to the peer exists. None if there is a
         # route.
         self.stranded: str | None = None
-        self.heard_over: tuple[NodeId, ...] | None = None  # the reverse route of the last frame from the peer
+        self.last_heard_route: tuple[NodeId, ...] | None = None  # the reverse route of the last frame from the peer
         self.probe_at: float | None = None  # when to probe, if nothing is acknowledged before
         self.probes = 0  # unanswered probes
         self.outgoing: Final = SendStream()
@@ -351,8 +329,8 @@ class RelayedCarrier(Carrier):
     def attach(self, sink: Sink) -> None:
         with self._lock:
             self._sink = sink
-            early = bool(self._arrived)
-        if early:
+            has_arrived = bool(self._arrived)
+        if has_arrived:
             self._relay.deliver_later(self)
 
     # -- sending: any thread ---------------------------------------------------------------------------
@@ -460,7 +438,7 @@ class RelayedCarrier(Carrier):
     # -- ending ------------------------------------------------------------------------------------------
 
     def end_if_finished(self) -> None:
-        """Both sides have sent FINISH. Under the lock."""
+        """Under the lock."""
         if self._peer_finished and self.outgoing.has_finished:
             self.end(CarrierLost("closed", _BOTH_FINISHED))
 

@@ -4,13 +4,12 @@ Deadlock freedom: frames are buffered in classes by hops travelled. A frame that
 until class h + 1 of the next node has room. So a class waits only for higher ones, and the highest for none: a
 destination accepts everything. Each class of each neighbour holds CLASS_BYTES plus the frame that exceeds it.
 
-Held frames: this node cannot accept them yet, because their source is not a member here yet, or may be an impostor.
-Sources resend, so holding is an optimisation. It is bounded per delivering neighbour, oldest dropped first: one
-neighbour cannot displace frames of others.
+Held frames: their source is not a member here yet, or may be an impostor. Sources resend, so holding is an
+optimisation, bounded per delivering neighbour: one cannot displace frames of others.
 
 Rerouting: hops fail long before the membership changes, so a broken route is replaced. If none is left, this node
 connects directly: a live member must not be lost because others fail. Meanwhile the carrier is stranded, and its frames
-wait. If that fails too, it is lost.
+wait.
 """
 
 from __future__ import annotations
@@ -37,7 +36,10 @@ class RefusedSource(Enum):
 
 
 class MeshView(Protocol):
-    """The mesh, as a relay sees it. Called under the relay's lock, except `welcome` and `investigate`. Never blocks."""
+    """The mesh, as a relay sees it. Called under the relay's lock, except `welcome` and `investigate`. Never blocks.
+
+    A protocol because cluster/, a higher layer, implements it.
+    """
 
     def epoch(self) -> int: ...
 
@@ -54,8 +56,8 @@ class MeshView(Protocol):
         """Begin to open: `opened` or `unreachable` follows. False if not a neighbour."""
 
     def connect(self, node: NodeId, why: str) -> bool:
-        """Begin to connect directly, because no route is left: `opened` or `unreachable` follows. False if it is not a
-        member, or this node closes.
+        """Begin to connect directly: `opened` or `unreachable` follows. False if it is not a member, or this node
+        closes.
         """
 
     def welcome(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
@@ -75,7 +77,7 @@ _FRAME_BYTES: Final = 256  # overhead of one held frame
 
 
 class HeldFrame(NamedTuple):
-    """With a copy of its content."""
+    """A frame with a copy of its content."""
 
     header: RelayHeader
     carried: bytes
@@ -130,7 +132,7 @@ class QueuedFrame(NamedTuple):
 
     hops: int  # travelled when it arrives there
     body: bytearray | bytes
-    came_over: NeighbourQueue | None  # gets the credit back; None for a notice of this node
+    received_from: NeighbourQueue | None  # gets the credit back; None for a notice of this node
 
 
 class NeighbourQueue:
@@ -158,7 +160,7 @@ class NeighbourQueue:
 
     def put(self, waiting: QueuedFrame) -> None:
         self._waiting.setdefault(waiting.hops, deque()).append(waiting)
-        if waiting.came_over is None:
+        if waiting.received_from is None:
             self._notice_bytes += len(waiting.body)
 
     def take(self) -> QueuedFrame | None:
@@ -168,7 +170,7 @@ class NeighbourQueue:
                 found = self._waiting[hops].popleft()
                 if not self._waiting[hops]:
                     del self._waiting[hops]
-                if found.came_over is None:
+                if found.received_from is None:
                     self._notice_bytes -= len(found.body)
                 self.sent(hops, len(found.body))
                 return found
@@ -177,20 +179,20 @@ class NeighbourQueue:
     def sent(self, hops: int, size_bytes: int) -> None:
         self._sent[hops] += size_bytes
 
-    def has_taken(self, hops: int, size_bytes: int) -> None:
-        """Take returned credit; ignore credit for frames never sent."""
+    def credit_returned(self, hops: int, size_bytes: int) -> None:
+        """The neighbour forwarded so much, so as much may be sent. Ignores credit for frames never sent."""
         left = self._sent.pop(hops, 0) - size_bytes
         if left > 0:
             self._sent[hops] = left
 
-    def took_in(self, hops: int, size_bytes: int) -> None:
-        """Count a received frame. Raise FrameError if its class is full."""
+    def count_received(self, hops: int, size_bytes: int) -> None:
+        """Raise FrameError if its class is full."""
         if self._received[hops] >= CLASS_BYTES:
             raise FrameError("body", size_bytes, f"no more than {CLASS_BYTES} bytes at a time after {hops} hops")
         self._received[hops] += size_bytes
 
-    def passed_on(self, hops: int, size_bytes: int) -> int:
-        """Count a forwarded frame, and return the credit to send back."""
+    def count_forwarded(self, hops: int, size_bytes: int) -> int:
+        """Return the credit to send back."""
         self._received[hops] -= size_bytes
         self._forwarded[hops] += size_bytes
         if self._forwarded[hops] < RETURN_BYTES:
@@ -254,8 +256,8 @@ class Neighbours:
     def has_waiting(self) -> bool:
         return any(neighbour.waits for neighbour in self._hops.values())
 
-    def over(self, node: NodeId) -> NeighbourQueue | None:
-        """Return it if its link is open or opening."""
+    def get_or_open(self, node: NodeId) -> NeighbourQueue | None:
+        """None if its link is lost or cannot be opened."""
         neighbour = self._hops.get(node)
         if neighbour is None:
             neighbour = NeighbourQueue(node)
@@ -269,13 +271,12 @@ class Neighbours:
     def get(self, node: NodeId) -> NeighbourQueue | None:
         return self._hops.get(node)
 
-    def of(self, link: Link) -> NeighbourQueue | None:
-        """Return the neighbour that uses this link now."""
+    def using(self, link: Link) -> NeighbourQueue | None:
         neighbour = self._hops.get(link.peer)
         return neighbour if neighbour is not None and neighbour.link is link else None
 
-    def behind(self, link: Link) -> NeighbourQueue:
-        """Get or create; an earlier link was handled."""
+    def attach(self, link: Link) -> NeighbourQueue:
+        """An earlier link was handled."""
         neighbour = self._hops.setdefault(link.peer, NeighbourQueue(link.peer))
         neighbour.link = link
         return neighbour
@@ -312,8 +313,7 @@ class Neighbours:
         ]
 
     def return_credit(self, neighbour: NeighbourQueue, hops: int, size_bytes: int) -> None:
-        """Return the credit of a frame that left."""
-        amount = neighbour.passed_on(hops, size_bytes)
+        amount = neighbour.count_forwarded(hops, size_bytes)
         if amount and neighbour.link is not None:
             self._credits.append(ReturnedCredit(neighbour.link, hops, amount))
 
@@ -331,8 +331,8 @@ class Neighbours:
 
 
 def _returned_credit(waiting: QueuedFrame) -> ReturnedCredit | None:
-    neighbour, hops = waiting.came_over, waiting.hops - 1
-    amount = 0 if neighbour is None else neighbour.passed_on(hops, len(waiting.body))
+    neighbour, hops = waiting.received_from, waiting.hops - 1
+    amount = 0 if neighbour is None else neighbour.count_forwarded(hops, len(waiting.body))
     return (
         ReturnedCredit(neighbour.link, hops, amount)
         if amount and neighbour is not None and neighbour.link is not None
@@ -373,22 +373,20 @@ class Rerouting:
 
     def reroute(self, carrier: RelayedCarrier, why: str) -> None:
         route = self._mesh.route(carrier.peer_id, carrier.avoid)
-        if route is None and carrier.heard_over != carrier.route:
-            route = carrier.heard_over  # the peer reaches this node through there
+        if route is None and carrier.last_heard_route != carrier.route:
+            route = carrier.last_heard_route  # the peer reaches this node through there
         if route is not None:
             self._take(carrier, route)
         elif carrier.stranded is None:
             self._strand(carrier, why)
 
     def take_last_heard(self, carrier: RelayedCarrier) -> None:
-        """A probe is unanswered: take the route on which the peer was last heard. A node on the present one may forward
-        nothing.
-        """
-        if carrier.heard_over is not None and carrier.heard_over != carrier.route:
-            self._take(carrier, carrier.heard_over)
+        """A probe is unanswered: take the route on which the peer was last heard."""
+        if carrier.last_heard_route is not None and carrier.last_heard_route != carrier.route:
+            self._take(carrier, carrier.last_heard_route)
 
     def take_direct(self, carrier: RelayedCarrier) -> None:
-        """The peer sent directly: the best route, and maybe the only one on which it trusts this node. Resend."""
+        """The peer sent directly: the best route, and maybe the only one on which it trusts this node."""
         straight = self._node, carrier.peer_id
         if carrier.route != straight or carrier.stranded is not None:
             self._take(carrier, straight)

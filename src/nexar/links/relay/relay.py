@@ -1,14 +1,12 @@
 """The relay of one node: frames of pairs without a connection, its own and those that it forwards.
 
-A frame follows the route that its source chose (wire.relay). A node that cannot reach the next hop tells the source,
-which takes another route and resends. So forwarding nodes decide nothing, and no frame loops.
+A frame follows the route that its source chose. A node that cannot reach the next hop tells the source, which takes
+another route and resends. So forwarding nodes decide nothing, and no frame loops. Frames that died inside a node are
+found by probes.
 
 State changes under the relay's lock; one thread at a time sends, in order, without it.
 
-When a link is lost, recent sources over it are told. Frames that died inside a node are found by probes.
-
-Before a node closes, its own frames must have arrived and those of others be forwarded. Later arrivals are still at
-their source.
+Before a node closes, its own frames must have arrived and those of others be forwarded.
 """
 
 from __future__ import annotations
@@ -46,35 +44,35 @@ class Drain:
     """What a closing relay still has to send."""
 
     def __init__(
-        self, carriers: Mapping[NodeId, RelayedCarrier], neighbours: Neighbours, needless: Callable[[NodeId], bool]
+        self, carriers: Mapping[NodeId, RelayedCarrier], neighbours: Neighbours, unneeded: Callable[[NodeId], bool]
     ) -> None:
-        """Frames to `needless` nodes need not arrive."""
+        """Frames to `unneeded` nodes need not arrive."""
         self._carriers = carriers
         self._neighbours = neighbours
-        self._needless = needless
-        self._asked: dict[RelayedCarrier, tuple[int, tuple[NodeId, ...]]] = {}  # the number and route of the last probe
+        self._unneeded = unneeded
+        self._probed: dict[RelayedCarrier, tuple[int, tuple[NodeId, ...]]] = {}  # number and route of the last probe
 
-    def moves(self) -> bool:
+    def is_ready(self) -> bool:
         """All is done, or a peer must be probed."""
-        owed = self._owed()
-        return any(map(self._is_unasked, owed)) or not (owed or self._neighbours.has_waiting)
+        unacknowledged = self._unacknowledged()
+        return any(map(self._needs_probe, unacknowledged)) or not (unacknowledged or self._neighbours.has_waiting)
 
-    def questions(self) -> list[RelayedCarrier]:
-        """Peers to probe now: they would acknowledge by themselves, but later."""
-        found = [carrier for carrier in self._owed() if self._is_unasked(carrier)]
-        self._asked.update((carrier, _position(carrier)) for carrier in found)
+    def carriers_to_probe(self) -> list[RelayedCarrier]:
+        """They would acknowledge by themselves, but later."""
+        found = [carrier for carrier in self._unacknowledged() if self._needs_probe(carrier)]
+        self._probed.update((carrier, _position(carrier)) for carrier in found)
         return found
 
-    def _owed(self) -> list[RelayedCarrier]:
+    def _unacknowledged(self) -> list[RelayedCarrier]:
         return [
             each
             for each in self._carriers.values()
-            if not each.outgoing.is_settled and not self._needless(each.peer_id)
+            if not each.outgoing.is_settled and not self._unneeded(each.peer_id)
         ]
 
-    def _is_unasked(self, carrier: RelayedCarrier) -> bool:
+    def _needs_probe(self, carrier: RelayedCarrier) -> bool:
         sent = carrier.stranded is None and carrier.outgoing.unacked
-        return bool(sent) and self._asked.get(carrier) != _position(carrier)
+        return bool(sent) and self._probed.get(carrier) != _position(carrier)
 
 
 def _position(carrier: RelayedCarrier) -> tuple[int, tuple[NodeId, ...]]:
@@ -87,9 +85,8 @@ _LONGEST_REASON: Final = 1000  # bytes
 
 
 class RelayNotices:
-    """Sends acknowledgements, probes, broken hops and resets.
-
-    A notice may be lost: a node that needs an answer asks again. So only a few wait for a neighbour without credit.
+    """Sends acknowledgements, probes, broken hops and resets. Only a few wait for a neighbour without credit: a notice
+    may be lost, because a node that needs an answer asks again.
     """
 
     def __init__(self, mesh: MeshView, neighbours: Neighbours) -> None:
@@ -97,7 +94,6 @@ class RelayNotices:
         self._neighbours = neighbours
 
     def send(self, carrier: RelayedCarrier, kind: RelayKind, *, sequence: int = 0, route: Route = ()) -> None:
-        """Send to the carrier's peer."""
         self._post(self.header(carrier, kind, sequence, route or carrier.route), b"")
 
     def header(self, carrier: RelayedCarrier, kind: RelayKind, sequence: int, route: Route) -> RelayHeader:
@@ -106,7 +102,6 @@ class RelayNotices:
         return RelayHeader(kind, 1, carrier.number, self._mesh.epoch(), sequence, ack, route)
 
     def send_broken(self, back: Route, beyond: NodeId) -> None:
-        """This node cannot reach `beyond`."""
         self._post(RelayHeader(RelayKind.BROKEN, 1, 0, self._mesh.epoch(), 0, 0, back), encode_node(beyond))
 
     def send_reset(self, number: int, route: Route, reason: str) -> None:
@@ -120,7 +115,7 @@ class RelayNotices:
             self._post(RelayHeader(RelayKind.ACK, 1, number, self._mesh.epoch(), 0, 0, (node, source)), b"")
 
     def _post(self, header: RelayHeader, body: bytes) -> None:
-        neighbour = self._neighbours.over(header.route[1])
+        neighbour = self._neighbours.get_or_open(header.route[1])
         if neighbour is not None and neighbour.accepts_notices:
             self._neighbours.put(neighbour, QueuedFrame(1, encode_relay(header) + body, None))
 
@@ -158,7 +153,7 @@ class Relay:
 
     @property
     def in_use(self) -> bool:
-        """Has it ever relayed anything? Also without the lock."""
+        """Whether it ever relayed anything. Also without the lock."""
         return bool(self._carriers or self._held or self.relayed)
 
     # -- carriers --------------------------------------------------------------------------------------
@@ -171,15 +166,19 @@ class Relay:
         return carrier
 
     def mark_ready(self, carrier: RelayedCarrier) -> None:
+        """It may have frames to send. Under the lock."""
         self._ready[carrier] = None
 
     def flush_later(self) -> None:
+        """Flush after the node's lock is released."""
         self._deferred_io.add(self.flush)
 
     def deliver_later(self, carrier: RelayedCarrier) -> None:
+        """The driver delivers what has arrived."""
         self._progress.run_soon(carrier.deliver)
 
     def ended(self, carrier: RelayedCarrier, reason: str | None) -> None:
+        """Under the lock. A `reason` is sent to the peer."""
         self._ready.pop(carrier, None)
         if reason is not None:
             self._notices.send_reset(carrier.number, carrier.route, reason)
@@ -202,10 +201,10 @@ class Relay:
                     self._rerouting.reroute(carrier, "this node has no neighbours")
                 else:
                     self._rerouting.removed(carrier)
-        self._reconsider()
+        self._retry_held()
         self.flush()
 
-    def _reconsider(self, source: NodeId | None = None) -> None:
+    def _retry_held(self, source: NodeId | None = None) -> None:
         """Handle held frames again. Without the lock."""
         with self.lock:
             held = self._held.take(source) if self._held else []
@@ -214,19 +213,19 @@ class Relay:
         if held:
             self._progress.run_soon(self.flush)
 
-    def settle(self, deadline: float, needless: Callable[[NodeId], bool]) -> None:
+    def settle(self, deadline: float, unneeded: Callable[[NodeId], bool]) -> None:
         """Wait until all sent frames have arrived and all held ones are forwarded, or the deadline. Not on the driver
         thread.
         """
-        drain = Drain(self._carriers, self._neighbours, needless)
-        asked = True
-        while asked:
+        drain = Drain(self._carriers, self._neighbours, unneeded)
+        probed = True
+        while probed:
             with self._idle:
-                self._idle.wait_for(drain.moves, max(0.0, deadline - monotonic()))
-                questions = drain.questions()
-                for carrier in questions:
+                self._idle.wait_for(drain.is_ready, max(0.0, deadline - monotonic()))
+                carriers = drain.carriers_to_probe()
+                for carrier in carriers:
                     self._notices.send(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next)
-            asked = bool(questions)
+            probed = bool(carriers)
             self.flush()
 
     def close(self) -> None:
@@ -236,31 +235,29 @@ class Relay:
                 carrier.end(CarrierLost("closed", "this node is closed"))
 
     def opened(self, node: NodeId) -> None:
-        """There is a link to a neighbour or a stranded carrier's peer."""
         with self.lock:
             neighbour = self._neighbours.get(node)
             if neighbour is not None and self._neighbours.is_usable(neighbour):
                 self._wake(neighbour)
             self._rerouting.opened(node)
-        self._reconsider(node)  # their sources learn of this connection
+        self._retry_held(node)  # their sources learn of this connection
         self.flush()
 
     def lost(self, link: Link) -> None:
-        """Frames of others may have used it."""
+        """Recent sources over it are told."""
         with self.lock:
-            if self._neighbours.of(link) is not None:
+            if self._neighbours.using(link) is not None:
                 self._break(link.peer)
-        self._reconsider(link.peer)
+        self._retry_held(link.peer)
         self.flush()
 
     def unreachable(self, node: NodeId, cause: str) -> None:
-        """The link could not be opened."""
         with self.lock:
             neighbour = self._neighbours.get(node)
             if neighbour is not None and not self._neighbours.is_usable(neighbour):
                 self._break(node)
             self._rerouting.unreachable(node, cause)
-        self._reconsider(node)
+        self._retry_held(node)
         self.flush()
 
     def tick(self, now: float) -> float | None:
@@ -296,48 +293,50 @@ class Relay:
                     self._return_credit(link, header.hops, len(body))
                 self._arrived(header, carried)
             else:
-                self._pass_on(link, header, body)
+                self._forward(link, header, body)
         elif frame.kind == FrameKind.ROOM:
             with self.lock:
-                neighbour = self._neighbours.of(link)
+                neighbour = self._neighbours.using(link)
                 if neighbour is not None:
-                    neighbour.has_taken(frame.step, frame.length)
+                    neighbour.credit_returned(frame.step, frame.length)
                     self._wake(neighbour)
         else:
             return False
         self.flush()
         return True
 
-    def _pass_on(self, link: Link, header: RelayHeader, body: memoryview) -> None:
+    def _forward(self, link: Link, header: RelayHeader, body: memoryview) -> None:
         hops, beyond, back = header.hops, header.route[header.hops + 1], header.route[header.hops :: -1]
         with self.lock:
-            neighbour = self._neighbours.over(beyond) if len(header.route) - 1 <= self._mesh.hop_limit() else None
+            neighbour = (
+                self._neighbours.get_or_open(beyond) if len(header.route) - 1 <= self._mesh.hop_limit() else None
+            )
             if neighbour is None:
                 self.refused += 1
                 self._return_credit(link, hops, len(body))
                 if header.kind in _REPORTED_KINDS:
                     self._notices.send_broken(back, beyond)
                 return
-            came = self._behind(link)
-            came.took_in(hops, len(body))
+            sender = self._sender_of(link)
+            sender.count_received(hops, len(body))
             moved = bytearray(body)
             advance(moved, hops + 1)
-            self._neighbours.put(neighbour, QueuedFrame(hops + 1, moved, came))
+            self._neighbours.put(neighbour, QueuedFrame(hops + 1, moved, sender))
             neighbour.remember(back)
             self.relayed += 1
 
-    def _behind(self, link: Link) -> NeighbourQueue:
-        """The neighbour that it came from. Under the lock."""
+    def _sender_of(self, link: Link) -> NeighbourQueue:
+        """Under the lock."""
         known = self._neighbours.get(link.peer)
         if known is not None and known.link is not None and known.link is not link:
             self._break(link.peer)  # it reconnected before the loss was reported
-        return self._neighbours.behind(link)
+        return self._neighbours.attach(link)
 
     def _return_credit(self, link: Link, hops: int, size_bytes: int) -> None:
-        """Return the credit of a frame that arrived or is dropped. Under the lock."""
-        came = self._behind(link)
-        came.took_in(hops, size_bytes)
-        self._neighbours.return_credit(came, hops, size_bytes)
+        """Under the lock."""
+        sender = self._sender_of(link)
+        sender.count_received(hops, size_bytes)
+        self._neighbours.return_credit(sender, hops, size_bytes)
 
     def _arrived(self, header: RelayHeader, carried: memoryview) -> None:
         """An exception costs the source its carrier, but not the neighbour that delivered."""
@@ -382,7 +381,7 @@ class Relay:
             else:
                 self.dropped += 1
         if answer is RefusedSource.NOT_YET and self._mesh.investigate(header):
-            self._reconsider(header.source)
+            self._retry_held(header.source)
         return None
 
     def _handle_broken(self, source: NodeId, carried: memoryview) -> None:
@@ -394,7 +393,7 @@ class Relay:
 
     def _handle_frame(self, carrier: RelayedCarrier, header: RelayHeader, carried: memoryview) -> None:
         with self.lock:
-            carrier.heard_over = header.route[::-1]
+            carrier.last_heard_route = header.route[::-1]
             if len(header.route) == 2:
                 self._rerouting.take_direct(carrier)
             if carrier.outgoing.acked(header.ack):
@@ -429,7 +428,7 @@ class Relay:
     # -- sending -----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Another sending thread does it too. Without any lock."""
+        """Send what can be sent, unless another thread does. The caller holds no lock."""
         while (self._ready or self._neighbours.is_busy) and self._sending.acquire(blocking=False):
             try:
                 while (step := self._next()) is not None:
@@ -451,7 +450,7 @@ class Relay:
         self._ready.pop(carrier, None)
         if carrier.stranded is not None:
             return None
-        neighbour = self._neighbours.over(carrier.route[1])
+        neighbour = self._neighbours.get_or_open(carrier.route[1])
         if neighbour is None:
             self._rerouting.avoid(self.node, carrier.route[1])
             return None
@@ -476,8 +475,8 @@ class Relay:
     def _send(self, step: Forward) -> None:
         try:
             if step.parts:
-                step.link.pass_on(*step.parts)
+                step.link.send_relayed(*step.parts)
             if step.credit is not None:
-                step.credit.link.make_room(step.credit.hops, step.credit.amount)
+                step.credit.link.return_relay_credit(step.credit.hops, step.credit.amount)
         except (CarrierLost, NexarError):
             return  # the loss of the link is reported, and what matters is sent again

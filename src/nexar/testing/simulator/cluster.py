@@ -23,8 +23,7 @@ from nexar.testing.simulator.world import SimulationContext
 from nexar.types import NodeId
 
 SEED: Final[NodeId] = 1_000_000
-_ADMISSION_INTERVAL: Final = 0.5
-"""Seconds between two join requests of a joiner."""
+_ADMISSION_INTERVAL: Final = 0.5  # seconds between two join requests of a joiner
 
 
 def first_membership(nodes: int, random: Random, *, has_seed: bool) -> Membership:
@@ -58,14 +57,14 @@ class SimulatedCluster:
         """`asked`: members recover only on request."""
         self.world = world
         self.members: dict[NodeId, SimulatedMember] = {}
-        """Also future and former members."""
+        """Present, future and former members."""
         self.seed: SimulatedSeed | None = None
         self._machine_factory = machine_factory
         self._voter_factory = voter_factory
         self._asked = asked
 
     def form(self, clock: Callable[[], tuple[float, float]]) -> None:
-        """`clock` draws the rate and offset of a node's clock."""
+        """Creates the first members and the seed. `clock` draws the rate and offset of a node's clock."""
         first = self.world.laws.last
         for member in first.members:
             self._add_member(member.node, clock()).begin(first)
@@ -84,11 +83,11 @@ class SimulatedCluster:
 
     @property
     def last(self) -> Membership:
-        """Of the highest epoch chosen."""
+        """The membership of the highest epoch chosen."""
         return self.world.laws.last
 
     def running(self) -> list[SimulatedMember]:
-        """By rank."""
+        """Running members by rank."""
         found = (self.members[member.node] for member in self.last.members)
         return [member for member in found if member.running]
 
@@ -103,7 +102,7 @@ class SimulatedCluster:
     # -- departures
 
     def crash(self, node: NodeId, *, silent: bool = False) -> None:
-        """Unless `silent`, the kernel notifies connected peers."""
+        """Ends a process. Unless `silent`, the kernel notifies connected peers."""
         member = self.members[node]
         if not member.alive:
             return
@@ -130,13 +129,13 @@ class SimulatedCluster:
         self.members[node].handle(ResignRequested("it wants to"))
 
     def release(self, nodes: Iterable[NodeId]) -> None:
-        """As agreed in a collective."""
+        """All members request the departure, as after a collective."""
         self._request_change(ChangeRequested(left=tuple(Departure(node, "released", willing=True) for node in nodes)))
 
     # -- joins
 
     def join(self, count: int, clock: Callable[[], tuple[float, float]]) -> None:
-        """As agreed in a collective."""
+        """All members request the joins, as after a collective."""
         first = len(self.members) + 1
         nodes = range(first, first + count)
         for node in nodes:
@@ -148,13 +147,13 @@ class SimulatedCluster:
         self._request_change(ChangeRequested(joined=tuple(described_member(node) for node in nodes)))
 
     def _request_change(self, change: ChangeRequested) -> None:
-        """When each member's call returns, unless the communicator is over by then."""
+        """Each member requests it when its call returns, unless the epoch has ended by then."""
         epoch = self.last.epoch
         for member in self.running():
             self.world.timeline.after(self.world.random.random() * 0.05, _change_event(member, change, epoch))
 
     def _request_admission(self, joiner: SimulatedMember, known: list[NodeId]) -> None:
-        """Repeats until a member admits or rejects it."""
+        """Asks members until one admits or rejects the joiner."""
         if not joiner.alive or joiner.membership_machine is not None or joiner.is_expelled:
             return
         for node in self.world.random.sample(known, min(3, len(known))):
@@ -206,7 +205,7 @@ def unmet_conditions(cluster: SimulatedCluster) -> Iterator[str]:
 
 
 def present_membership(cluster: SimulatedCluster) -> Membership | None:
-    """The newest that a living node is in, if any."""
+    """The newest membership that a living node is in."""
     epochs = [each.epoch for each in cluster.members.values() if each.alive and each.epoch and not each.is_expelled]
     return cluster.world.laws.memberships[max(epochs)] if epochs else None
 

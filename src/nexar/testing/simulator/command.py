@@ -18,8 +18,7 @@ from nexar.testing.simulator.world import REMEMBERED
 
 _RunAll: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[SimulationResult]]
 
-_SHOWN: Final = 5
-"""Failed runs that are shown in full."""
+_SHOWN: Final = 5  # failed runs that are shown in full
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def nodes_of(seed: int, least: int, most: int) -> int:
-    """Independent of the other seeds."""
+    """The number of nodes for a seed, independent of other seeds."""
     return least if least == most else Random(f"nodes of {seed}").randint(least, most)
 
 
@@ -65,7 +64,7 @@ class _Summary:
 
 @contextmanager
 def _workers(jobs: int, runs: int) -> Iterator[_RunAll]:
-    """Runs in order, in this process or a pool."""
+    """Yields a function that runs simulations in order, in this process or in a pool."""
     if jobs == 1 or runs == 1:
         yield lambda each: map(run_one, each)
         return

@@ -13,12 +13,11 @@ from nexar.testing.simulator.nodes import SimulatedMember
 from nexar.testing.simulator.world import NetworkConditions, Partition
 from nexar.types import NodeId
 
-FAULT_SECONDS: Final = 20.0
-"""Seconds in which all faults start."""
+FAULT_SECONDS: Final = 20.0  # all faults start in this time
 
 
 class FaultInjector:
-    """In a reckless run the majority may be lost for good."""
+    """Draws the faults of a run. A reckless run may lose the majority for good."""
 
     def __init__(self, cluster: SimulatedCluster, random: Random) -> None:
         self._cluster = cluster
@@ -28,7 +27,7 @@ class FaultInjector:
         self._drifts = random.random() < 0.3
 
     def plan(self) -> None:
-        """Half of the faults follow closely after another."""
+        """Schedules the faults. Half of them follow closely after another."""
         kinds, when = random_kinds(self._random), 0.0
         for _ in range(self._random.randint(1, 8)):
             right_after = when > 0.0 and self._random.random() < 0.5
@@ -43,7 +42,7 @@ class FaultInjector:
         return (self._random.uniform(0.7, 1.4) if self._drifts else 1.0), ahead
 
     def end(self) -> None:
-        """Dead nodes and half of the cuts stay: the cluster must cope with them."""
+        """Ends all faults except deaths and half of the cuts: the cluster must cope with those."""
         world = self._world
         world.timeline.record("all faults have ended")
         world.network.partitions.clear()
@@ -62,22 +61,22 @@ class FaultInjector:
         self._kill(self._some(1))
 
     def lowest_dies(self) -> None:
-        """The rank that would propose."""
+        """The lowest rank would propose next."""
         self._kill(self._cluster.running()[:1])
 
     def many_die(self) -> None:
-        """At once. Unless reckless, the rest keeps a majority."""
+        """Several nodes die at once. Unless the run is reckless, the rest keeps a majority."""
         living = len(self._cluster.running())
         most = living if self._reckless else (self._cluster.last.size - 1) // 2 - self._missing()
         self._kill(self._some(self._random.randint(1, max(1, most))))
 
     def one_after_another_dies(self) -> None:
-        """Each one when the others may have recovered."""
+        """The others may have recovered in between, or not."""
         for number in range(self._random.randint(2, 4)):
             self._world.timeline.after(number * self._random.uniform(0.05, 1.0), self.one_dies)
 
     def proposer_dies_between_messages(self) -> None:
-        """Proposers of its removal die between two messages."""
+        """The highest rank dies, and proposers of its removal die between two messages."""
         living = self._cluster.running()
         for proposer in living[: self._random.randint(1, 2)] if self._may_lose(3) else []:
             proposer.last_messages = self._random.randrange(4 * len(living))
@@ -91,14 +90,14 @@ class FaultInjector:
         return self._reckless or self._missing() + more <= (self._cluster.last.size - 1) // 2
 
     def _missing(self) -> int:
-        """Dead or about to die."""
+        """Members that are dead or about to die."""
         found = [self._cluster.members[member.node] for member in self._cluster.last.members]
         return sum(not member.alive or member.last_messages is not None for member in found)
 
     # -- pauses and delays
 
     def one_is_stopped(self) -> None:
-        """Continued in time, or after the others have recovered."""
+        """It continues in time, or after the others have recovered."""
         for member in self._some(self._random.randint(1, 2)):
             member.pause()
             self._later(member.resume)
@@ -129,7 +128,7 @@ class FaultInjector:
     # -- network
 
     def network_splits(self) -> None:
-        """The seed is on one of them."""
+        """Two sides cannot reach each other. The seed is on one of them."""
         one, other = self._sides()
         self._add_partitions(Partition(one, other), Partition(other, one))
 
@@ -137,21 +136,21 @@ class FaultInjector:
         self._add_partitions(Partition(*self._sides()))
 
     def one_is_isolated(self) -> None:
-        """Or only one direction."""
+        """One node is cut off in both directions or in one."""
         for member in self._some(1):
             alone, others = frozenset([member.node]), frozenset(self._world.nodes) - {member.node}
             partitions = [Partition(alone, others), Partition(others, alone)]
             self._add_partitions(*self._random.choice([partitions, partitions[:1], partitions[1:]]))
 
     def link_breaks(self) -> None:
-        """It can be dialed again."""
+        """The nodes can dial each other again."""
         pair = self._some(2)
         for one, other in ((pair[0], pair[1]), (pair[1], pair[0])) if len(pair) == 2 else ():
             one.broken.add(other.node)
             self._world.timeline.after(self._random.uniform(0.01, 0.2), _redial(one, other))
 
     def link_is_cut(self) -> None:
-        """It cannot be dialed again."""
+        """The nodes cannot dial each other again."""
         pair = self._some(2)
         if len(pair) == 2:
             self._world.timeline.record(f"{pair[0].node} and {pair[1].node} are cut off from each other")
@@ -182,7 +181,7 @@ class FaultInjector:
     # -- seed
 
     def seed_dies(self) -> None:
-        """It may restart, with or without its state."""
+        """The seed may restart, with or without its state."""
         seed = self._cluster.seed
         if seed is not None and seed.alive:
             seed.die("killed")
@@ -197,7 +196,7 @@ class FaultInjector:
             self._cluster.join(self._random.randint(1, 3), self.clock)
 
     def somebody_leaves(self) -> None:
-        """In one of three ways."""
+        """A member is released, resigns or leaves."""
         for member in self._some(1) if self._may_lose(1) else []:
             how = self._random.randrange(3)
             if how == 0 and self._cluster.is_settled():
@@ -224,14 +223,14 @@ _KINDS: Final = (
 
 
 def random_kinds(random: Random) -> tuple[str, ...]:
-    """All kinds, or a few of them."""
+    """Names of the kinds of a run: all, or a few."""
     if random.random() < 0.4:
         return _KINDS
     return tuple(random.sample(_KINDS, random.randint(2, 5)))
 
 
 def _lost_connection(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
-    """The connection is gone and cannot be re-established."""
+    """Reports that the connection broke, if it cannot be re-established."""
 
     def report_loss() -> None:
         knows = one.membership_machine is not None and one.membership_machine.membership.rank_of(other.node) is not None

@@ -1,4 +1,4 @@
-"""The laws of every run, checked after every event.
+"""The laws of every run, checked after every event. A law is an invariant that the simulator checks.
 
 - Each epoch has one membership.
 - At each node epochs grow, one by one.
@@ -31,7 +31,7 @@ from nexar.cluster.decisions.membership_events import (
     SelfExpelled,
     SendMessage,
 )
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.membership import Change, Membership, pin_of
 from nexar.types import NodeId
 from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Instance, Prepare, Promise
 
@@ -62,7 +62,7 @@ class ReferenceElectorate:
 
 
 class Laws:
-    """Checks the laws."""
+    """Checks the laws of one run."""
 
     def __init__(self, first: Membership) -> None:
         self.memberships: dict[int, Membership] = {first.epoch: first}
@@ -85,15 +85,15 @@ class Laws:
 
     @property
     def last(self) -> Membership:
-        """Of the highest epoch chosen."""
+        """The membership of the highest epoch chosen."""
         return self.memberships[max(self.memberships)]
 
     def enters(self, node: NodeId, epoch: int) -> None:
-        """The membership of this epoch was chosen."""
+        """Records that a node starts in this epoch."""
         self._epochs[node] = epoch
 
     def before_step(self, node: NodeId, event: MembershipInput) -> None:
-        """What a node learns; call it before the node's step."""
+        """Records what the node learns from the event. Call it before the node's step."""
         match event:
             case MessageReceived(sender=sender, message=Accepted(instance=instance, ballot=ballot)):
                 self._heard[node, instance[1], ballot].add(sender)
@@ -112,7 +112,7 @@ class Laws:
                 return
 
     def after_step(self, node: NodeId, event: MembershipInput, actions: Iterable[MembershipAction]) -> None:
-        """Call it after a node's step. Raises Violation."""
+        """Checks the actions of a step. Raises Violation."""
         for action in actions:
             if type(action) is SendMessage:
                 if (check := self._checks.get(type(action.message))) is not None:
@@ -147,7 +147,7 @@ class Laws:
         promised = self._promised.get((node, epoch))
         if promised is not None and promised > message.ballot:
             raise Violation(
-                "nobody votes below what it has promised",
+                "no node votes below its promise",
                 f"node {node} votes in {message.ballot} of epoch {epoch} after it has promised {promised}",
             )
         if (epoch, message.ballot) not in self._values:
@@ -167,25 +167,25 @@ class Laws:
     }
 
     def _epoch_of_vote(self, node: NodeId, instance: Instance, event: MembershipInput) -> int:
-        """The epoch of a permitted vote or promise."""
+        """The epoch of a vote or promise. Raises Violation if it is not permitted."""
         epoch = instance[1]
         if node in self._expelled:
-            raise Violation("who is expelled takes no part", f"node {node} votes in epoch {epoch}")
+            raise Violation("an expelled node takes no part", f"node {node} votes in epoch {epoch}")
         asked = isinstance(event, MessageReceived) and isinstance(event.message, Prepare | Accept)
         if asked and event.sender not in self._electorates[epoch].voters:  # type: ignore[union-attr]
             raise Violation(
-                "who is expelled takes no part",
-                f"node {node} votes in epoch {epoch} at the word of node {event.sender}",  # type: ignore[union-attr]
+                "an expelled node takes no part",
+                f"node {node} votes in epoch {epoch} at the request of node {event.sender}",  # type: ignore[union-attr]
             )
         return epoch
 
     def _check_removals(self, node: NodeId, epoch: int, ballot: BallotNumber) -> None:
-        """Whether this node may vote for the value's removals."""
+        """Raises Violation if this node may not vote for the value's removals."""
         value = self._values[epoch, ballot]
         unjustified = self._gone_by(value) - self._unreachable[node] - self._willing - {ballot.node}
         if unjustified and not self._voted_before(epoch, ballot, value):
             raise Violation(
-                "nobody is expelled on one node's word",
+                "one node alone cannot expel another",
                 f"node {node} votes in {ballot} of epoch {epoch} for the removal of {sorted(unjustified)}, "
                 "which it has never failed to reach",
             )
@@ -205,15 +205,13 @@ class Laws:
 
     def _check_adoption(self, node: NodeId, change: Change) -> None:
         if node in self._expelled:
-            raise Violation("who is expelled takes no part", f"node {node} goes on to epoch {change.epoch}")
+            raise Violation("an expelled node takes no part", f"node {node} goes on to epoch {change.epoch}")
         if change.epoch != self._epochs[node] + 1:
-            raise Violation(
-                "epochs only grow, one by one", f"node {node} goes from {self._epochs[node]} to {change.epoch}"
-            )
+            raise Violation("epochs grow one by one", f"node {node} goes from {self._epochs[node]} to {change.epoch}")
         self._epochs[node] = change.epoch
         self._check_decision(node, change.epoch, change.encode())
-        if self.memberships[change.epoch].pin(node) is None:
-            raise Violation("who is expelled takes no part", f"node {node} goes on to epoch {change.epoch} without it")
+        if pin_of(self.memberships[change.epoch], node) is None:
+            raise Violation("an expelled node takes no part", f"node {node} goes on to epoch {change.epoch} without it")
 
     def _check_decision(self, node: NodeId, epoch: int, value: bytes) -> None:
         known = self._chosen.get(epoch)
@@ -221,7 +219,7 @@ class Laws:
             self._count_votes(node, epoch, value)
         elif known != value:
             raise Violation(
-                "one membership for each epoch",
+                "each epoch has one membership",
                 f"node {node} takes {Change.decode(value)} for epoch {epoch}; others have {Change.decode(known)}",
             )
 
@@ -244,10 +242,10 @@ class Laws:
         self.removed |= dict.fromkeys(change.gone, epoch)
         returned = [member.node for member in following.members if member.node in self.removed]
         if returned:
-            raise Violation("who is expelled takes no part", f"{returned} are members of epoch {epoch}")
+            raise Violation("an expelled node takes no part", f"{returned} are members of epoch {epoch}")
         not_admitted = {member.node for member in change.joined} - self.admitted
         if not_admitted:
-            raise Violation("nobody joins who was not let in", f"{sorted(not_admitted)} are members of epoch {epoch}")
+            raise Violation("only admitted nodes join", f"{sorted(not_admitted)} are members of epoch {epoch}")
         self._chosen[epoch] = value
         self.memberships[epoch] = following
         self._electorates[epoch] = ReferenceElectorate.of(following)

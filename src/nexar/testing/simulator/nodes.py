@@ -38,18 +38,17 @@ from nexar.cluster.membership import Change, Membership
 from nexar.errors import NexarError
 from nexar.testing.simulator.laws import Violation
 from nexar.testing.simulator.world import (
-    INTERVAL,
+    HEARTBEAT_INTERVAL,
+    HEARTBEAT_TIMEOUT,
     PROBE_TIMEOUT,
     STUCK_TIMEOUT,
-    TIMEOUT,
     SimulationContext,
     describe_event,
 )
 from nexar.types import NodeId
 from nexar.wire.control import Beat, Chosen
 
-_MIN_TICK_SECONDS: Final = 0.001
-"""Minimum seconds between two ticks of one machine."""
+_MIN_TICK_SECONDS: Final = 0.001  # between two ticks of one machine
 
 
 class DecisionMachine(Protocol):
@@ -58,7 +57,7 @@ class DecisionMachine(Protocol):
     def step(self, event: MembershipInput, now: float) -> list[MembershipAction]: ...
 
     def due(self, now: float) -> float | None:
-        """When it needs a Tick."""
+        """When the machine needs a Tick."""
 
 
 class SimulatedNode:
@@ -70,7 +69,7 @@ class SimulatedNode:
         self.alive = True
         self.paused = False
         self.last_messages: int | None = None
-        """It dies after so many."""
+        """The node dies after sending this many messages."""
         self._world = world
         self._rate = rate
         self._ahead = ahead
@@ -83,11 +82,11 @@ class SimulatedNode:
 
     @property
     def machine(self) -> DecisionMachine | None:
-        """None before its start and after its end."""
+        """The machine of this process; None before its start."""
         raise NotImplementedError
 
     def now(self) -> float:
-        """By its own clock."""
+        """The time of this node's clock."""
         return self._world.timeline.now * self._rate + self._ahead
 
     # -- process
@@ -114,7 +113,7 @@ class SimulatedNode:
             action()
 
     def when_running(self, action: Callable[[], None]) -> None:
-        """Later if it is stopped, never if it is dead."""
+        """Calls `action` now; when the process continues, if it is stopped; never, if it is dead."""
         if self.paused:
             self._held.append(action)
         elif self.alive:
@@ -129,7 +128,7 @@ class SimulatedNode:
         """A heartbeat arrives."""
 
     def changes_after(self, epoch: int) -> list[Chosen]:
-        """For a node that dials."""
+        """The changes that a dialing node missed."""
         del epoch
         return []
 
@@ -144,7 +143,7 @@ class SimulatedNode:
         world = self._world
         world.timeline.record(describe_event(self.node, event))
         if world.timeline.events > world.most_events:
-            raise Violation("a cluster comes to rest", f"more than {world.most_events} events")
+            raise Violation("a cluster settles", f"more than {world.most_events} events")
         world.laws.before_step(self.node, event)
         actions = self._step(machine, event)
         world.laws.after_step(self.node, event, actions)
@@ -162,7 +161,7 @@ class SimulatedNode:
             raise Violation("a machine does not fail", f"that of node {self.node}: {error!r}") from error
 
     def _after_step(self) -> None:
-        """Runs before messages leave."""
+        """Called before messages leave."""
 
     def _do(self, action: MembershipAction) -> None:
         match action:
@@ -202,7 +201,7 @@ class SimulatedNode:
         pass
 
     def _arm(self) -> None:
-        """At most one wake-up is valid, the earliest requested; then the machine is asked again."""
+        """Schedules the next tick. At most one wake-up is valid: the earliest."""
         due = self.machine.due(self.now()) if self.machine is not None else None
         if due is None:
             return
@@ -231,8 +230,7 @@ class SimulatedNode:
 MachineFactory: TypeAlias = Callable[[NodeId, Membership, Random], MembershipMachine]
 """Creates a node's machine."""
 
-_SEED_HEARTBEAT_RANKS: Final = 3
-"""Ranks below this also send heartbeats to the seed."""
+_SEED_HEARTBEAT_RANKS: Final = 3  # lower ranks also send heartbeats to the seed
 
 
 class SimulatedMember(SimulatedNode):
@@ -253,12 +251,12 @@ class SimulatedMember(SimulatedNode):
         self.membership_machine: MembershipMachine | None = None
         self.is_expelled = False
         self.is_stalled = False
-        """Since it entered its epoch."""
+        """It reported NoProgress in its present epoch."""
         self.broken: set[NodeId] = set()
         """Peers that will come back on a new connection."""
         self._machine_factory = machine_factory
         self._is_asked = asked
-        self._detector = FailureDetector(INTERVAL, TIMEOUT, STUCK_TIMEOUT)
+        self._detector = FailureDetector(HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, STUCK_TIMEOUT)
         self._count = 0
         self._watchers: tuple[NodeId, ...] = ()
         self._beats: dict[int, Beat] = {}
@@ -280,7 +278,7 @@ class SimulatedMember(SimulatedNode):
         self.membership_machine = self._machine_factory(self.node, membership, random)
         self._world.laws.enters(self.node, membership.epoch)
         self._update_watchers(membership)
-        self._world.timeline.after(self._world.random.random() * INTERVAL, self._heartbeat)
+        self._world.timeline.after(self._world.random.random() * HEARTBEAT_INTERVAL, self._heartbeat)
 
     def _update_watchers(self, membership: Membership) -> None:
         rank = membership.rank_of(self.node)
@@ -304,7 +302,7 @@ class SimulatedMember(SimulatedNode):
     # -- heartbeats
 
     def _heartbeat(self) -> None:
-        """Not while it is stopped."""
+        """A stopped process sends none until it continues."""
         if not self.alive or self.is_expelled:
             return
         if self.paused:
@@ -322,7 +320,9 @@ class SimulatedMember(SimulatedNode):
         ):
             self.handle(RecoverNow())
         if self.alive:
-            self._world.timeline.after(INTERVAL / self._rate + self._world.network.lag(self.node), self._heartbeat)
+            self._world.timeline.after(
+                HEARTBEAT_INTERVAL / self._rate + self._world.network.lag(self.node), self._heartbeat
+            )
 
     def _measure(self) -> None:
         delay = self._world.own_delay(self.node)
@@ -331,7 +331,7 @@ class SimulatedMember(SimulatedNode):
             self.handle(OwnDelayChanged(delay))
 
     def _seed(self) -> list[NodeId]:
-        """Few members send it heartbeats."""
+        """The seed, if this member sends it heartbeats."""
         membership = self.membership_machine.membership if self.membership_machine is not None else None
         if (
             membership is None
@@ -371,7 +371,7 @@ class SimulatedMember(SimulatedNode):
                 self._dial(suspect)
 
     def _dial(self, suspect: NodeId) -> None:
-        """With the changes since, if it is ahead. No answer is lost: the connection exists or it does not."""
+        """Receives the changes that this node missed. No answer is lost: the connection exists or it does not."""
         epoch, other = self.epoch, self._world.nodes[suspect]
         for message in other.changes_after(epoch):
             self.receive(suspect, message)
@@ -440,5 +440,5 @@ class SimulatedSeed(SimulatedNode):
             self._world.send(self.node, sender, Chosen((0, number, 0), value))
 
     def _after_step(self) -> None:
-        """Before messages leave."""
+        """Stores the state before messages leave."""
         self._disk = (self._seed_voter.membership, self._seed_voter.vote)

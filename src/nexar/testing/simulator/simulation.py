@@ -24,12 +24,10 @@ from nexar.testing.simulator.world import (
 )
 from nexar.types import NodeId
 
-SETTLE_TIMEOUT: Final = 180.0
-"""Seconds of virtual time after the last fault."""
+SETTLE_TIMEOUT: Final = 180.0  # seconds of virtual time after the last fault
 _CHECK_INTERVAL: Final = 2.0
 _MOST_EVENTS: Final = 50_000
-_MOST_EVENTS_EACH: Final = 4_000
-"""Per node: many times the usual."""
+_MOST_EVENTS_EACH: Final = 4_000  # per node: many times the usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +39,13 @@ class SimulationResult:
     epochs: int
     events: int
     seconds: float
-    """Virtual."""
+    """Virtual time."""
     digest: int
     """Equal for all runs of this seed."""
     broken: str = ""
-    """The violated law; empty: none."""
+    """The violated law, or empty."""
     record: tuple[str, ...] = ()
-    """If a law was violated."""
+    """The last events, if a law was violated."""
 
     def __str__(self) -> str:
         head = f"seed {self.seed}, {self.nodes} nodes: {self.epochs} epochs, {self.events} events"
@@ -109,7 +107,7 @@ class Simulation:
             self._timeline.run_until(self._timeline.now + _CHECK_INTERVAL)
         if unmet:
             more = f" (and {len(unmet) - 3} more)" if len(unmet) > 3 else ""
-            raise Violation("a live majority goes on, and everybody knows", "; ".join(unmet[:3]) + more)
+            raise Violation("a live majority continues, and every node knows its state", "; ".join(unmet[:3]) + more)
 
     def _outcome(self, broken: str) -> SimulationResult:
         timeline = self._timeline
@@ -121,7 +119,7 @@ class Simulation:
 
 
 class ChangeCache:
-    """Caches results: machines share memberships, otherwise most of the work."""
+    """Applies changes, and caches the results. Nodes share memberships: otherwise this is most of the work."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], tuple[Membership, Membership]] = {}  # by identity of the membership before

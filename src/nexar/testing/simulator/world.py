@@ -1,6 +1,6 @@
 """Virtual time, the network, and the record of events.
 
-Law: nothing reads a real clock, and ties are broken by scheduling order. So a run is a function of its seed.
+Invariant: nothing reads a real clock, and ties are broken by scheduling order. So a run is a function of its seed.
 
 A message under way arrives even if its direction closes meanwhile: the machines must withstand outdated messages. Loss,
 duplication and delay are those at sending.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
-from nexar.cluster.decisions.failure_detector import LONGEST
+from nexar.cluster.decisions.failure_detector import LONGEST, STEPS_PER_ANSWER
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
     MembershipInput,
@@ -26,12 +26,12 @@ from nexar.cluster.decisions.membership_events import (
     PeerReachable,
     ProbeFinished,
 )
+from nexar.config import Config
 from nexar.testing.simulator.laws import Laws
 from nexar.types import NodeId
 from nexar.wire.control import Chosen, Suspect
 
-REMEMBERED: Final = 30
-"""Lines shown with a violation."""
+REMEMBERED: Final = 30  # lines shown with a violation
 
 
 class Timeline:
@@ -47,7 +47,7 @@ class Timeline:
         self._digest = 0
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """A past time means next."""
+        """A past time means as soon as possible."""
         self._scheduled += 1
         heapq.heappush(self._due, (when, self._scheduled, action))
 
@@ -55,7 +55,7 @@ class Timeline:
         self.at(self.now + seconds, action)
 
     def run_until(self, end: float) -> None:
-        """In order, each at its own time."""
+        """Runs due actions in order, each at its own time."""
         due = self._due
         while due and due[0][0] <= end:
             when, _, action = heapq.heappop(due)
@@ -80,12 +80,12 @@ class Timeline:
 
 _FASTEST: Final = 0.0002
 _USUAL: Final = 0.01
-_COPIES: Final = (0.1, 1.0, 5.0)
+_COPIES: Final = (0.1, 1.0, 5.0)  # seconds that a duplicate takes at most
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """For messages on an open direction."""
+    """Loss, duplication and delay of messages on an open direction."""
 
     loss: float = 0.0
     doubled: float = 0.0
@@ -95,20 +95,20 @@ class NetworkConditions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """One direction only."""
+    """Messages from `source` to `destination` are lost."""
 
     source: frozenset[NodeId]
     destination: frozenset[NodeId]
 
 
 class SimulatedNetwork:
-    """`random` decides about each message."""
+    """Decides with `random` whether and when each message arrives."""
 
     def __init__(self, timeline: Timeline, random: Random) -> None:
         self.fault_model = NetworkConditions()
         self.partitions: list[Partition] = []
         self.slow: dict[NodeId, float] = {}
-        """Seconds by which its messages leave, and are read, late."""
+        """Seconds by which a node sends and reads late."""
         self._cut: set[tuple[NodeId, NodeId]] = set()
         self._timeline = timeline
         self._random = random
@@ -127,7 +127,7 @@ class SimulatedNetwork:
 
     @property
     def cuts(self) -> frozenset[tuple[NodeId, NodeId]]:
-        """The lower node first."""
+        """Pairs that cannot connect, the lower node first."""
         return frozenset(pair for pair in self._cut if pair[0] < pair[1])
 
     def open(self, source: NodeId, destination: NodeId) -> bool:
@@ -144,7 +144,7 @@ class SimulatedNetwork:
         return sum(self.slow.get(node, 0.0) for node in nodes) if self.slow else 0.0
 
     def send(self, source: NodeId, destination: NodeId, arrive: Callable[[], None]) -> None:
-        """Once, twice or never."""
+        """Schedules `arrive` once, twice or not at all."""
         if not self.open(source, destination):
             return
         fault_model, random = self.fault_model, self._random
@@ -180,7 +180,7 @@ def describe_event(node: NodeId, event: MembershipInput) -> str:
 
 
 def describe_message(message: MembershipMessage) -> str:
-    """The message without its value."""
+    """The kind, ballot and epoch of a message."""
     if isinstance(message, Suspect):
         return f"Suspect {message.node} by {message.by} in epoch {message.epoch}"
     ballot = getattr(message, "ballot", None)
@@ -188,17 +188,13 @@ def describe_message(message: MembershipMessage) -> str:
     return f"{type(message).__name__}{number} of epoch {message.instance[1]}"
 
 
-INTERVAL: Final = 2.0
-TIMEOUT: Final = 6.0
-STUCK_TIMEOUT: Final = 60.0
+# Seconds. Coarser than the product's defaults, in the same order.
+HEARTBEAT_INTERVAL: Final = 2.0
+HEARTBEAT_TIMEOUT: Final = 6.0
+STUCK_TIMEOUT: Final = Config().stuck_timeout
 PROBE_TIMEOUT: Final = 1.0
-LONGEST_PROBE: Final = 3.0
+LONGEST_PROBE: Final = 3.0  # of a process that does not answer
 RECOVERY_TIMEOUT: Final = 15.0
-"""Seconds. Coarser than in the product, in the same order. The longest probe is that of a process that does not
-answer.
-"""
-_STEPS: Final = 10.0
-"""Extra time for others per lateness of own timers, as in the product."""
 
 
 class NodeView(Protocol):
@@ -235,7 +231,7 @@ class SimulationContext:
             self.network.send(source, destination, lambda: listener.receive(source, message))
 
     def beat(self, source: NodeId, destination: NodeId, epoch: int) -> None:
-        """At once or not at all: milliseconds would not matter."""
+        """Delivers a heartbeat at once or not at all: a delay of milliseconds would not matter."""
         listener = self.nodes.get(destination)
         if listener is None or not listener.running or not self.network.open(source, destination):
             return
@@ -248,7 +244,7 @@ class SimulationContext:
         return asked is not None and asked.running and self.network.both_ways(source, destination)
 
     def probe_takes(self, source: NodeId, destination: NodeId) -> tuple[float, str | None]:
-        """Seconds, and why it fails; None: it is answered."""
+        """The seconds that a probe takes, and why it fails; None if it is answered."""
         fast = 0.001 + self.random.random() * 0.02 + self.network.lag(source, destination)
         delay = self.own_delay(source)
         asked = self.nodes.get(destination)
@@ -261,5 +257,5 @@ class SimulationContext:
         return fast, None
 
     def own_delay(self, node: NodeId) -> float:
-        """As measured from its own timers."""
-        return min(LONGEST, _STEPS * self.network.lag(node))
+        """The extension of deadlines that the node derives from its own lateness."""
+        return min(LONGEST, STEPS_PER_ANSWER * self.network.lag(node))

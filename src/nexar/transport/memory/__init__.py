@@ -1,4 +1,4 @@
-"""Transport between nodes of one process, for `nexar.local` and for tests that control time and faults."""
+"""Transport between nodes of one process, for `nexar.local` and tests."""
 
 from nexar.transport.memory.carrier import MemoryCarrier
 from nexar.transport.memory.pipe import DeliveryFault, Direction, FaultModel

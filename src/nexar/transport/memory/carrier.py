@@ -3,16 +3,15 @@
 A method changes a pipe and schedules the twin, whose driver takes items from the pipe and calls the sink.
 
 No lock is held during a sink call, yet none starts after abort() returns: the driver publishes the carrier it enters,
-then checks whether it has ended; abort ends the carrier, then checks whether it is entered, and waits for the driver.
+then checks whether it has ended; abort ends it, then checks whether it is entered, and waits for the driver.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from nexar.clock import Clock
-from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink, Waker
+from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.memory.pipe import (
     NEVER,
     DeliveryFault,
@@ -27,6 +26,9 @@ from nexar.transport.memory.pipe import (
 from nexar.transport.unverified import decode_unverified
 from nexar.wire.frame import HEADER_BYTES, MAX_CHUNK_BYTES, Decode, FrameError, FrameKind, Lane, decode
 
+if TYPE_CHECKING:
+    from nexar.transport.memory.transport import MemoryNetwork, MemoryTransport
+
 _FRAMES_PER_TURN: Final = 256  # then the node's other carriers are driven
 _FAULT_CHUNK_BYTES: Final = 64 << 10  # small, so that a fault can cut within a payload
 _ROOM_NOTICE_BYTES: Final = 64 << 10  # freed queue space after which a possibly waiting sender is woken
@@ -34,31 +36,6 @@ _OURS: Final = frozenset(
     int(kind) for kind in (FrameKind.CHUNK, FrameKind.FINISH, FrameKind.HELLO)
 )  # kinds that never reach a sink
 _BOTH_FINISHED: Final = "both sides have finished"
-
-
-class CarrierNetwork(Protocol):
-    """What a carrier needs of its network."""
-
-    clock: Clock
-    fault_model: FaultModel | None
-
-
-class CarrierHost(Protocol):
-    """What a carrier needs of its node's transport."""
-
-    waker: Waker
-
-    def make_ready(self, carrier: MemoryCarrier) -> None:
-        """Let the driver drive this carrier. Any thread."""
-
-    def drive_at(self, carrier: MemoryCarrier, due: float) -> None:
-        """Drive this carrier again at `due`. Driver only."""
-
-    def forget(self, carrier: MemoryCarrier) -> None: ...
-
-    def is_driven_elsewhere(self, carrier: MemoryCarrier) -> bool:
-        """Return whether another thread may be in a sink of this carrier and the caller may wait for it."""
-        ...
 
 
 class MemoryCarrier(Carrier):
@@ -69,10 +46,10 @@ class MemoryCarrier(Carrier):
 
     def __init__(
         self,
-        host: CarrierHost,
-        network: CarrierNetwork,
+        host: MemoryTransport,
+        network: MemoryNetwork,
         peer: Peer,
-        way: Direction,
+        direction: Direction,
         *,
         out: Pipe,
         inbound: Pipe,
@@ -82,7 +59,7 @@ class MemoryCarrier(Carrier):
         self.dialed = dialed
         self._host = host
         self._network = network
-        self._direction = way  # direction of received data
+        self._direction = direction  # direction of received data
         self._out = out
         self._in = inbound
         self._twin: MemoryCarrier = self  # written once, by join()
@@ -93,7 +70,7 @@ class MemoryCarrier(Carrier):
         self._left = threading.Event()  # set by the driver when it leaves a carrier that has ended
 
     def join(self, twin: MemoryCarrier) -> None:
-        """Set the twin, before another thread knows either carrier."""
+        """Before another thread knows either carrier."""
         self._twin, twin._twin = twin, self
 
     def attach(self, sink: Sink) -> None:
@@ -180,13 +157,13 @@ class MemoryCarrier(Carrier):
     # -- being driven ------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Let the driver look at this carrier. Any thread; idempotent."""
+        """Any thread; idempotent."""
         if not self._scheduled:
             self._scheduled = True
             self._host.make_ready(self)
 
     def drive(self) -> None:
-        """Receive what is there: frames first, then one chunk. Driver only."""
+        """Frames first, then one chunk. Driver only."""
         self._scheduled = False  # before looking, so that later sends schedule again
         if not self._attached or self._error is not None:
             return
@@ -263,10 +240,10 @@ class MemoryCarrier(Carrier):
 
     def _drive_in(self, fault_model: FaultModel) -> None:
         while self._error is None:
-            verdict = fault_model.judge(self._direction, self._in.taken_frames, self._in.payload_bytes)
-            if verdict is DeliveryFault.CUT:
+            decision = fault_model.decide(self._direction, self._in.taken_frames, self._in.payload_bytes)
+            if decision is DeliveryFault.CUT:
                 raise PipeBroken("peer", "the connection was cut")
-            if verdict is DeliveryFault.HOLD:
+            if decision is DeliveryFault.HOLD:
                 return
             now = self._network.clock.now()
             item = self._in.take_due_frame(now)
@@ -292,14 +269,14 @@ class MemoryCarrier(Carrier):
             self._left.wait()
 
     def fail(self, error: CarrierLost) -> None:
-        """Lose the carrier and notify the sink. Driver only."""
+        """Driver only."""
         if self._close(error):
             self._end_twin(error.reason)
             if self._attached:
                 self._sink.carrier_lost(self, CarrierLost(error.kind, error.reason))
 
     def _close(self, error: CarrierLost) -> bool:
-        """End this side and release its memory. Returns False if it had ended."""
+        """Returns False if it had ended."""
         with self._out.lock:
             if self._error is not None:
                 return False
@@ -316,7 +293,6 @@ class MemoryCarrier(Carrier):
         self._twin.schedule()
 
     def abandon(self) -> None:
-        """End in a forked child without taking a lock: a thread that does not exist here may hold it."""
         self._error = CarrierLost("closed", "this process is a fork of the one that made the carrier")
 
     def stats(self) -> dict[str, float]:

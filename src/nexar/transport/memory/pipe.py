@@ -1,10 +1,8 @@
 """One direction between two memory carriers, and the interface of the fault model (`testing.faults`).
 
-Every change holds the lock, with one exception: the driver pops frames from the left of a lane while senders append on
-its right, which a deque allows. Payload bytes are copied under the lock, one chunk at a time, so its holder knows that
-no other thread touches payload memory.
-
-Only frames are buffered, bounded by the sender's credit; the receiver copies payloads from the sender's memory.
+Every change holds the lock, except that the driver pops frames from the left of a lane while senders append on its
+right. Payloads are copied from the sender's memory under the lock, one chunk at a time, so its holder knows that no
+other thread touches payload memory.
 """
 
 from __future__ import annotations
@@ -36,20 +34,20 @@ class DeliveryFault(Enum):
 
 
 class FaultModel(Protocol):
-    """Decides what happens between sending and receiving; without a model everything is delivered at once.
+    """Decides what happens between sending and receiving.
 
-    Any thread calls it, without locks of the transport. Must not block.
+    Any thread, without locks of the transport. Must not block. A protocol because only tests implement it.
     """
 
-    def delay(self, way: Direction) -> float:
-        """Return the seconds from sending an item to its delivery."""
+    def delay(self, direction: Direction) -> float:
+        """Return the seconds from sending to delivery."""
         ...
 
-    def judge(self, way: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
+    def decide(self, direction: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
         """Decide about the next item after this much was delivered."""
         ...
 
-    def judge_dial(self, way: Direction) -> DeliveryFault:
+    def decide_dial(self, direction: Direction) -> DeliveryFault:
         """CUT refuses a dial; HOLD gives no answer until the deadline."""
         ...
 
@@ -97,7 +95,7 @@ class IncomingTransfer:
 
 
 class Pipe:
-    """Frames and payloads in one direction. Carriers also use `lock` for their own decisions."""
+    """Frames and payloads in one direction. Carriers also use its `lock`."""
 
     __slots__ = (
         "drained",
@@ -215,7 +213,7 @@ class Pipe:
         """The caller holds the lock."""
         incoming = self.expected.get(transfer)
         if incoming is None or incoming.into is None:
-            return Redirected.LANDED if transfer in self.recent else Redirected.UNKNOWN
+            return Redirected.COMPLETE if transfer in self.recent else Redirected.UNKNOWN
         if into is not None:
             into[: incoming.arrived] = incoming.into[: incoming.arrived]
         incoming.into = into
@@ -241,11 +239,10 @@ class Pipe:
         return 0 if self.unread else self.sent_bytes[lane] - taken
 
     def waiting(self) -> bool:
-        """Return whether anything precedes the ending."""
         return bool(self.outgoing) or any(self.lanes)
 
     def rest_due(self) -> float:
-        """Return when the next payload, or else the ending, may be taken."""
+        """Return when the next payload, or else the ending, is due."""
         with self.lock:
             first = next(iter(self.outgoing.values()), None)
         if first is not None:

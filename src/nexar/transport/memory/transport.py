@@ -1,4 +1,4 @@
-"""The memory transport: a network of nodes in one process, their listeners and transports."""
+"""The memory transport: a network of nodes in one process."""
 
 from __future__ import annotations
 
@@ -7,35 +7,21 @@ import itertools
 import threading
 import time
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from nexar.clock import Clock, SystemClock
 from nexar.transport.base import Acceptor, Carrier, CarrierLost, ConnectRefused, Expected, Peer, Transport, Waker
-from nexar.transport.memory.carrier import CarrierHost, CarrierNetwork, MemoryCarrier
+from nexar.transport.memory.carrier import MemoryCarrier
 from nexar.transport.memory.pipe import DeliveryFault, Direction, FaultModel, Pipe
 from nexar.types import UNKNOWN_NODE, format_node
 
 _BACKLOG: Final = 4096
 
 
-class DialEndpoint(CarrierHost, Protocol):
-    """What a dial needs of the transports at both ends."""
-
-    node: int
-    name: str
-
-    @property
-    def network(self) -> CarrierNetwork: ...
-
-    def admit(self, carrier: MemoryCarrier) -> bool:
-        """Register the carrier for closing; False if the transport is closed. Any thread."""
-        ...
-
-
 class MemoryListener:
-    """Makes a pair of carriers for each dial; the driver passes them to the acceptor later."""
+    """Makes a pair of carriers for each dial; the driver passes one to the acceptor later."""
 
-    def __init__(self, host: DialEndpoint, acceptor: Acceptor) -> None:
+    def __init__(self, host: MemoryTransport, acceptor: Acceptor) -> None:
         self.node = host.node
         self._host = host
         self._acceptor = acceptor
@@ -43,7 +29,7 @@ class MemoryListener:
         self._accepted: deque[MemoryCarrier] = deque()
         self._refused: deque[tuple[str, str]] = deque(maxlen=_BACKLOG)
 
-    def dial(self, dialer: DialEndpoint, address: str, expected: Expected) -> MemoryCarrier:
+    def dial(self, dialer: MemoryTransport, address: str, expected: Expected) -> MemoryCarrier:
         """Return the dialer's end. Raises ConnectRefused."""
         if expected.node not in (UNKNOWN_NODE, self.node):
             reason = f"node {format_node(self.node)} is there, not {format_node(expected.node)}"
@@ -60,7 +46,9 @@ class MemoryListener:
         self._host.waker.wake()
         return near
 
-    def _make_pair(self, dialer: DialEndpoint, address: str, *, anonymous: bool) -> tuple[MemoryCarrier, MemoryCarrier]:
+    def _make_pair(
+        self, dialer: MemoryTransport, address: str, *, anonymous: bool
+    ) -> tuple[MemoryCarrier, MemoryCarrier]:
         here, there = dialer.node, self.node
         forth, back = Pipe(), Pipe()
         network = self._host.network
@@ -91,38 +79,27 @@ class MemoryListener:
             self._acceptor.candidate_refused(*self._refused.popleft())
 
 
-class NetworkMember(Protocol):
-    """What a network needs of its transports."""
-
-    def recheck_delayed(self) -> None:
-        """Check whether delayed items are due. Any thread."""
-
-    def drives(self, thread: int) -> bool:
-        """Return whether that thread is in poll() and so may be in a sink. Any thread."""
-        ...
-
-
 class MemoryNetwork:
-    """The nodes of one process that can dial each other. Any thread may call every method."""
+    """The nodes of one process that can dial each other. Any thread."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self.fault_model: FaultModel | None = None  # written by tests, read by any thread
         self._lock = threading.Lock()  # guards _listeners and _members
         self._listeners: dict[str, MemoryListener] = {}
-        self._members: set[NetworkMember] = set()
+        self._members: set[MemoryTransport] = set()
         self._numbers = itertools.count(1)  # next() is atomic
 
-    def enter(self, member: NetworkMember) -> None:
+    def enter(self, member: MemoryTransport) -> None:
         with self._lock:
             self._members.add(member)
 
-    def leave(self, member: NetworkMember) -> None:
+    def leave(self, member: MemoryTransport) -> None:
         with self._lock:
             self._members.discard(member)
 
     def bind(self, address: str, listener: MemoryListener) -> str:
-        """Reserve "memory:NAME"; an empty name or 0 picks a free one. Raises OSError if it is in use."""
+        """Reserve "memory:NAME"; an empty name or 0 picks a free one. Raises OSError if in use."""
         name = address.removeprefix("memory").removeprefix(":")
         real = f"memory:{name if name not in ('', '0') else f'node-{next(self._numbers)}'}"
         with self._lock:
@@ -140,12 +117,12 @@ class MemoryNetwork:
             return self._listeners.get(address)
 
     def is_driver(self, thread: int) -> bool:
-        """Return whether that thread drives a node here and so must not wait for another node's sinks."""
+        """Whether that thread drives a node here and so must not wait for another node's sinks."""
         with self._lock:
             return any(member.drives(thread) for member in self._members)
 
     def changed(self) -> None:
-        """Let every node check its delayed items: time or the fault model changed."""
+        """Time or the fault model changed."""
         with self._lock:
             members = list(self._members)
         for member in members:
@@ -153,7 +130,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Transport):
-    """A node on a MemoryNetwork. Uses no descriptors: senders wake the node they send to."""
+    """Uses no descriptors: senders wake the node they send to."""
 
     scheme = "memory"
 
@@ -192,20 +169,21 @@ class MemoryTransport(Transport):
         fault_model = self.network.fault_model
         if listener is None:
             raise ConnectRefused(address, "nobody listens there")
-        verdict = (
-            DeliveryFault.PASS if fault_model is None else fault_model.judge_dial(Direction(self.node, listener.node))
+        decision = (
+            DeliveryFault.PASS if fault_model is None else fault_model.decide_dial(Direction(self.node, listener.node))
         )
-        if verdict is DeliveryFault.CUT:
+        if decision is DeliveryFault.CUT:
             raise ConnectRefused(address, "the network refuses")
-        if verdict is DeliveryFault.HOLD or time.monotonic() >= deadline:
+        if decision is DeliveryFault.HOLD or time.monotonic() >= deadline:
             if self._closing.wait(max(0.0, deadline - time.monotonic())):  # nobody will answer
                 raise ConnectRefused(address, "this side is closed")
             raise TimeoutError(f"{address} did not answer in time")
-        if verdict is DeliveryFault.DOUBLE:
+        if decision is DeliveryFault.DOUBLE:
             listener.dial(self, address, expected).abort("this dial was sent twice")
         return listener.dial(self, address, expected)
 
     def admit(self, carrier: MemoryCarrier) -> bool:
+        """Register the carrier for closing; False if the transport is closed. Any thread."""
         with self._lock:
             if not self._closed:
                 self._carriers.add(carrier)
@@ -218,10 +196,12 @@ class MemoryTransport(Transport):
     # -- driving -----------------------------------------------------------------------------------------------
 
     def make_ready(self, carrier: MemoryCarrier) -> None:
+        """Let the driver drive this carrier. Any thread."""
         self._ready.append(carrier)
         self.waker.wake()
 
     def drive_at(self, carrier: MemoryCarrier, due: float) -> None:
+        """Drive this carrier again at `due`. Driver only."""
         heapq.heappush(self._delayed, (due, next(self._ties), carrier))
 
     def poll(self) -> bool:
@@ -257,21 +237,24 @@ class MemoryTransport(Transport):
             heapq.heappop(self._delayed)[2].schedule()
 
     def is_driven_elsewhere(self, carrier: MemoryCarrier) -> bool:
+        """Return whether another thread may be in a sink of this carrier and the caller may wait for it."""
         return self._entered is carrier and not self.network.is_driver(threading.get_ident())
 
     def drives(self, thread: int) -> bool:
+        """Return whether that thread is in poll() and so may be in a sink. Any thread."""
         return self._driver == thread
 
     def prepare_sleep(self) -> bool:
         return not (self._ready or (self._listener is not None and self._listener.pending()))
 
     def due(self) -> float | None:
-        """As Transport.due. A test's clock does not advance by itself; the test calls MemoryNetwork.changed()."""
+        """None with a test's clock, which does not advance by itself."""
         if not self._delayed or not isinstance(self.network.clock, SystemClock):
             return None
         return self._delayed[0][0]
 
     def recheck_delayed(self) -> None:
+        """Check whether delayed items are due. Any thread."""
         with self._lock:
             carriers = list(self._carriers)
         for carrier in carriers:

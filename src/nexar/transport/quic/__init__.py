@@ -5,6 +5,6 @@ from __future__ import annotations
 from nexar.native import native_problem
 
 
-def available() -> str | None:
-    """Return why this process cannot use QUIC, None if it can."""
+def missing_support() -> str | None:
+    """Return why this process cannot use QUIC, or None."""
     return native_problem()

@@ -3,9 +3,8 @@
 End: `_error` is set once, under `_lock`; every method raises it from then on. The connection is then closed, and the
 handler of its `post_closed` operation, in the driver, is the only caller of carrier_lost. Abort removes the sink first.
 
-Orderly end: a side that has finished and received everything announced by its peer sends FAREWELL. A side that gets it
-knows that the peer has everything, and closes. Acknowledgements would not do: acknowledged but unread bytes are lost
-when the connection closes.
+Orderly end: a side that has finished and received everything sends ALL_RECEIVED; its peer then closes. Acknowledged but
+unread bytes are lost when a connection closes, so acknowledgements are not enough.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class QuicCarrier(Carrier):
         self._outbound = SendStreams(connection, driver.completions, fail)
         self._writers = self._outbound.writers  # read only
         self._frames_sent = 0  # any thread
-        self._farewell_sent = False  # driver only
+        self._all_received_sent = False  # driver only
         self._lock = Lock()
         self._error: CarrierLost | None = None  # set once, under _lock
 
@@ -145,7 +144,6 @@ class QuicCarrier(Carrier):
         self._driver.defer(self._settle)
 
     def abandon(self) -> None:
-        """In a forked child: no native call, and no lock that a thread of the parent may hold."""
         self._lock = Lock()
         self._error = forked_error()
         self._inbound.sink = SILENT_SINK
@@ -157,7 +155,7 @@ class QuicCarrier(Carrier):
         self._inbound.silence()
 
     def fail(self, error: CarrierLost) -> None:
-        """End the carrier with `error`; the driver notifies the sink later. Any thread."""
+        """End the carrier; the driver notifies the sink later. Any thread."""
         self._end(error, close_code(error))
 
     def stats(self) -> dict[str, float]:
@@ -192,10 +190,10 @@ class QuicCarrier(Carrier):
     def interrupted(self, error: BaseException) -> None:
         self.fail(CarrierLost("fault", f"the end was interrupted: {error!r}"))
 
-    def farewell_opened(self, operation: quic.Operation) -> None:
+    def all_received_opened(self, operation: quic.Operation) -> None:
         try:
             stream = operation.result()
-            stream.write(encode_preamble(StreamType.FAREWELL))
+            stream.write(encode_preamble(StreamType.ALL_RECEIVED))
             stream.finish()
         except (quic.ConnectionLost, quic.StreamError):
             return  # the peer has everything and closed first
@@ -205,20 +203,20 @@ class QuicCarrier(Carrier):
         return self._inbound.finished and self._outbound.finished
 
     def _settle(self) -> None:
-        """Continue the orderly end if its conditions hold. Driver only."""
+        """Continue the orderly end if possible. Driver only."""
         if self._error is not None or not self._both_finished:
             return
-        if self._inbound.farewell:
+        if self._inbound.peer_has_all:
             self._inbound.sink = SILENT_SINK
             self._end(orderly_end(), CloseCode.DONE)
             self._forget(self)
-        elif not self._farewell_sent:
-            self._farewell_sent = True
-            self._send_farewell()
+        elif not self._all_received_sent:
+            self._all_received_sent = True
+            self._send_all_received()
 
-    def _send_farewell(self) -> None:
+    def _send_all_received(self) -> None:
         try:
-            self._connection.post_open_uni(self._driver.completions, token=self.farewell_opened)
+            self._connection.post_open_uni(self._driver.completions, token=self.all_received_opened)
         except quic.QuicError as error:
             self._set_error(to_carrier_lost(error))
 

@@ -1,8 +1,7 @@
 """Making QUIC connections: numeric addresses, identity checks, dialing, accepting.
 
 The native package verifies that a certificate is genuine; this module checks whom it names. A dial with node and
-authorities verifies the name, a dial with a pinned key only (a ticket) verifies the key. Without either the carrier is
-unverified, and the caller must authenticate the peer.
+authorities verifies the name, a dial with a pinned key only (a ticket) the key.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ def to_numeric(text: str) -> tuple[str, int]:
 
 
 def resolve(text: str, *, local_host: str) -> list[tuple[str, int]]:
-    """Return every numeric address of `text` in the system's order. Raises OSError if there is none.
-
-    `local_host` is the numeric host of the local socket; an IPv4 socket needs IPv4 addresses.
-    """
+    """Return every numeric address that the socket at `local_host` can reach, in the system's order. Raises OSError."""
     host, port = parse_address(text)
     if not host:
         return [("::", port) if socket.has_dualstack_ipv6() else ("0.0.0.0", port)]
@@ -45,23 +41,23 @@ _UNKNOWN_CLUSTER = "unknown"  # cluster in the server name where no name is veri
 
 
 class WrongPeer(Exception):
-    """The handshake succeeded with a peer that was not wanted."""
+    """The handshake succeeded with another peer."""
 
 
 def to_native_credentials(credentials: Credentials | None) -> quic.Credentials | None:
-    """Convert. Raises ValueError for bad PEM."""
+    """Raises ValueError for bad PEM."""
     if credentials is None:
         return None
     return quic.Credentials(credentials.certificate_chain, credentials.private_key)
 
 
 def to_native_trust(trust: Trust) -> quic.Trust:
-    """Convert. Raises ValueError for bad PEM."""
+    """Raises ValueError for bad PEM."""
     return quic.Trust(trust.authorities, allow_anonymous=trust.allow_anonymous)
 
 
 def trust_for_dial(trust: Trust, expected: Expected) -> quic.Trust | None:
-    """Return what verifies the listener's certificate, None if nothing can."""
+    """Return what verifies the listener's certificate, or None."""
     if expected.node != UNKNOWN_NODE and trust.authorities:
         return quic.Trust(trust.authorities)
     return quic.Trust(fingerprints=[expected.fingerprint]) if expected.fingerprint else None
@@ -144,7 +140,7 @@ class QuicDialMethod:
             return None
         target = self._dials.pop(done[0])
         try:
-            return target, self._judge(done[0])
+            return target, self._result_of(done[0])
         except TargetFailed as failure:
             return target, failure
         except _HandshakeTimedOut:
@@ -159,7 +155,7 @@ class QuicDialMethod:
                 _close_connection(dial)
         self._dials.clear()
 
-    def _judge(self, dial: quic.Operation) -> Found:
+    def _result_of(self, dial: quic.Operation) -> Found:
         try:
             connection: quic.Connection = dial.result()
         except quic.EndpointClosed:
@@ -179,7 +175,7 @@ class QuicDialMethod:
             raise TargetFailed(str(error), verification=True) from error
 
     def _try_again(self, target: QuicTarget) -> tuple[QuicTarget, TargetFailed] | None:
-        """Dial again: only the deadline of the whole dial limits how long a target may be silent."""
+        """Only the deadline of the dial limits how long a target may be silent."""
         try:
             self.begin(target)
         except TargetFailed as failure:
@@ -188,7 +184,7 @@ class QuicDialMethod:
 
 
 class _HandshakeTimedOut(Exception):
-    """The handshake timeout of the endpoint passed."""
+    pass
 
 
 def _close_connection(dial: quic.Operation) -> None:
@@ -239,7 +235,7 @@ class QuicListener:
             self._acceptor.candidate_refused(format_address(*address), reason)
 
     def interrupted(self, error: BaseException) -> None:
-        """The next accept is already posted; the connection was closed."""
+        """The next accept is already posted."""
 
     def _accept(self, connection: quic.Connection) -> None:
         try:

@@ -1,10 +1,8 @@
 """The completion queue of an endpoint, served by one thread at a time.
 
-The token of an operation is a bound method that takes the operation. `turn` drives the endpoint natively and then calls
-the tokens of the finished operations in order, without a lock. `defer` queues a bound method for the driver.
-
-If a handler raises (a sink, Ctrl-C), its owner is notified and ends its connection, the rest of the queue waits for the
-next turn, and the exception propagates.
+The token of an operation is a bound method that takes the operation. `run_once` drives the endpoint and then calls the
+tokens of the finished operations in order, without a lock. If one raises (a sink, Ctrl-C), its owner is notified and
+ends its connection, the rest of the queue waits for the next round, and the exception propagates.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _driving: set[int] = set()
 
 
 def is_driving() -> bool:
-    """Return whether this thread serves a queue and so may be inside a sink."""
+    """Whether this thread serves a queue and so may be inside a sink."""
     return get_ident() in _driving
 
 
@@ -41,7 +39,7 @@ class CompletionDriver:
         self._finished: deque[quic.Operation] = deque()  # driver only: finished, not yet handled
         self._deferred: deque[Callable[[], None]] = deque()  # appended by any thread, run by the driver
 
-    def turn(self, timeout: float, spin: float) -> bool:
+    def run_once(self, timeout: float, spin: float) -> bool:
         """Wait up to `timeout` seconds and handle what finished. Returns whether anything happened."""
         if self._finished or self._deferred:
             timeout = spin = 0.0

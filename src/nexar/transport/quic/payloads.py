@@ -1,8 +1,8 @@
 """Incoming payloads: one stream each, read directly into the expected memory.
 
 `_expected` holds every incomplete transfer. Only its posted read touches its memory; cancelling the read returns
-ownership. After the last read has finished a redirect is too late. A payload drops its finished read: the reference
-cycle would keep received memory alive.
+ownership. After the last read a redirect is too late. A payload drops its finished read: the reference cycle would keep
+received memory alive.
 
 A stream for a discarded transfer is stopped. Discarded transfers are remembered up to a limit; the peer may send one
 unknown transfer for each forgotten one. Other unexpected payloads and wrong sizes are violations.
@@ -12,46 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from nexar.native import quic
-from nexar.transport.base import Carrier, Redirected, Sink
+from nexar.transport.base import Redirected
 from nexar.transport.payload_table import RecentTransfers
-from nexar.wire.frame import Decode
 
-
-class StreamReceiver(Protocol):
-    """The receiving half of a carrier as seen by its streams. Driver only, unless stated."""
-
-    completions: quic.Completions
-    frames_received: int
-    sink: Sink  # read at every call: abort() and a sink that replaces itself change it
-    decode: Decode  # read for every frame, because admit() may come between two
-    inside: bool  # set before the sink is read, cleared by leave(): see silence()
-
-    @property
-    def carrier(self) -> Carrier | None:
-        """None once it has ended and nobody holds it"""
-
-    def leave(self) -> None: ...
-
-    def call_sink(self, call: Callable[[Sink], None]) -> None:
-        """Call the sink between setting `inside` and leave()."""
-
-    def finish_announced(self, streams: int) -> None:
-        """The peer has finished after opening this many streams of all types."""
-
-    def farewell_arrived(self) -> None: ...
-
-    def stream_ended(self) -> None:
-        """A stream has ended and its data was delivered or dropped. Any thread."""
-
-    def misbehaved(self, reason: str) -> None: ...
-
-    def read_failed(self, error: quic.QuicError) -> None: ...
-
-    def interrupted(self, error: BaseException) -> None: ...
+if TYPE_CHECKING:
+    from nexar.transport.quic.receive_streams import ReceiveStreams
 
 
 # Size of one read, between which other work is done. Native code fills it, and the window behind it, without a driver.
@@ -62,10 +31,9 @@ MAX_ABANDONED: Final = 4096  # Discarded transfers without a stream that are rem
 class IncomingPayloads:
     """The payloads that one peer may send. Any thread, except `begin`: driver only."""
 
-    def __init__(self, receiver: StreamReceiver, check: Callable[[], None]) -> None:
-        """`check` raises once the carrier has ended, which precedes `clear`.
-
-        The receiver owns this table, which holds only a weak reference: a cycle would keep an ended carrier alive.
+    def __init__(self, receiver: ReceiveStreams, check: Callable[[], None]) -> None:
+        """`check` raises once the carrier has ended, which precedes `clear`. Only a weak reference leads to the owner:
+        a cycle would keep an ended carrier alive.
         """
         self.unexpected = 0  # discarded payloads whose stream came; written by the driver
         self.lock = Lock()
@@ -77,7 +45,7 @@ class IncomingPayloads:
         self._forgotten = 0  # discarded transfers no longer remembered; under lock
 
     @property
-    def _receiver(self) -> StreamReceiver:
+    def _receiver(self) -> ReceiveStreams:
         receiver = self._owner()
         assert receiver is not None, "callers of the table hold its receiver"
         return receiver
@@ -95,9 +63,9 @@ class IncomingPayloads:
             self._check()
             payload = self._expected.get(transfer)
             if payload is None:
-                return Redirected.LANDED if transfer in self._recent_transfers else Redirected.UNKNOWN
+                return Redirected.COMPLETE if transfer in self._recent_transfers else Redirected.UNKNOWN
             if not (payload.drop() if into is None else payload.move(into)):
-                return Redirected.LANDED
+                return Redirected.COMPLETE
             stopped = self._give_up(transfer, payload) if into is None else None
         if stopped is not None:
             self._discard(stopped)
@@ -126,7 +94,7 @@ class IncomingPayloads:
         return None if size else payload.landed(stream)
 
     def complete(self, transfer: int) -> None:
-        """Too late for a redirect. The caller holds the lock."""
+        """The caller holds the lock."""
         self._expected.pop(transfer, None)  # absent if the carrier ended meanwhile
         self._recent_transfers.add(transfer)
 
@@ -139,7 +107,6 @@ class IncomingPayloads:
             self._recent_transfers.clear()
 
     def abandon(self) -> None:
-        """In a forked child: the lock may be held for ever, and native calls are impossible."""
         self.lock = Lock()
         self._expected.clear()
 
@@ -177,7 +144,7 @@ class IncomingPayload:
 
     __slots__ = ("_dropped", "_into", "_operation", "_received", "_receiver", "_size", "_table", "_transfer", "stream")
 
-    def __init__(self, table: IncomingPayloads, receiver: StreamReceiver, transfer: int, into: memoryview) -> None:
+    def __init__(self, table: IncomingPayloads, receiver: ReceiveStreams, transfer: int, into: memoryview) -> None:
         self.stream: quic.Stream | None = None
         self._table = table
         self._receiver = receiver
@@ -297,7 +264,7 @@ class StreamEnd:
 
     __slots__ = ("_receiver",)
 
-    def __init__(self, receiver: StreamReceiver, stream: quic.Stream) -> None:
+    def __init__(self, receiver: ReceiveStreams, stream: quic.Stream) -> None:
         self._receiver = receiver
         try:
             stream.post_read(bytearray(1), receiver.completions, token=self.ended)

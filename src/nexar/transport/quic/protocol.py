@@ -2,10 +2,9 @@
 
 Streams are unidirectional. Each starts with a preamble of PREAMBLE_BYTES that names its type:
 
-ORDERED   frames until the end of the stream. `number` (communicator) and `lane` are informative only, for captures:
-          every frame names them, and communicators may share a stream.
-PAYLOAD   exactly the `size` bytes of payload `number`.
-FAREWELL  nothing. The sender has finished and has received everything that its peer announced.
+ORDERED       frames until the end of the stream. `number` (communicator) and `lane` are informative, for captures.
+PAYLOAD       exactly the `size` bytes of payload `number`.
+ALL_RECEIVED  nothing. The sender has finished and has received everything that its peer announced.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ PREAMBLE_BYTES: Final = _LAYOUT.size
 
 
 class StreamType(IntEnum):
-    """The numbers are the wire format: never reuse one."""
+    """Numbers are the wire format: never reuse one."""
 
     ORDERED = 1
     PAYLOAD = 2
-    FAREWELL = 3
+    ALL_RECEIVED = 3
 
 
 class Preamble(NamedTuple):
@@ -67,7 +66,7 @@ MAX_REASON_BYTES: Final = 512  # a reason must fit into one packet
 
 
 class CloseCode(IntEnum):
-    """The reason sent to the peer; 0 is an endpoint that closed without one. Never reuse a number."""
+    """Sent to the peer; 0: closed without a reason. Never reuse a number."""
 
     DONE = 1  # both sides have finished and received everything
     ABORTED = 2
@@ -94,7 +93,7 @@ _CODES: Final = {"misbehaved": CloseCode.MISBEHAVED, "fault": CloseCode.FAULT}
 
 
 def with_errno(error: OSError) -> OSError:
-    """Return the error with the errno that the native package puts into the text."""
+    """Return the error with the errno from its text."""
     found = _NUMBER.search(str(error))
     if error.errno is not None or found is None:
         return error
@@ -113,7 +112,7 @@ def orderly_end() -> CarrierLost:
 
 
 def forked_error() -> CarrierLost:
-    """Return the error for use in a forked child."""
+    """Return the error in a forked child."""
     return CarrierLost("fault", "this process was forked; the connection belongs to its parent")
 
 
@@ -134,7 +133,7 @@ def to_carrier_lost(error: quic.QuicError | quic.ForkedError) -> CarrierLost:
 
 
 def close_code(error: CarrierLost) -> CloseCode:
-    """Return the close code for ending with `error`."""
+    """Return the close code for `error`."""
     return _CODES.get(error.kind, CloseCode.ABORTED)
 
 

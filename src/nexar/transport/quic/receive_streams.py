@@ -1,12 +1,11 @@
 """The receiving half of a QUIC carrier: ordered streams, stream types, and the end of all streams.
 
 Ordered streams: one read is always posted into the free part of one buffer; `_start.._end` holds nothing or one
-incomplete frame, whose missing bytes the read waits for. Frames are delivered without a copy. Memory follows the
-received bytes: buffers start small (a peer may open thousands of streams), double only when nearly full, and shrink to
-KEPT_BYTES, enough for an eager message.
+incomplete frame. Frames are delivered without a copy. Buffers start small (a peer may open thousands of streams),
+double only when nearly full, and shrink to KEPT_BYTES, enough for an eager message.
 
-End: FINISH announces the number of streams that the peer opened, except FAREWELL. Every stream ends exactly once here:
-read to its end, reset, or stopped. When as many have ended, carrier_finished is called.
+End: FINISH announces the number of streams that the peer opened, except ALL_RECEIVED. Every stream ends exactly once
+here: read to its end, reset, or stopped. When as many have ended, carrier_finished is called.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from weakref import ref
 from nexar.native import quic
 from nexar.transport.base import SILENT_SINK, Carrier, CarrierLost, Sink
 from nexar.transport.quic.driver import CompletionDriver, is_driving
-from nexar.transport.quic.payloads import IncomingPayloads, StreamReceiver
+from nexar.transport.quic.payloads import IncomingPayloads
 from nexar.transport.quic.protocol import PREAMBLE_BYTES, Preamble, PreambleError, StreamType, decode_preamble
 from nexar.transport.unverified import decode_unverified
 from nexar.wire.frame import MAX_FRAME_BYTES, Decode, Frame, FrameError, FrameKind, decode, next_frame
@@ -36,7 +35,7 @@ class OrderedReader:
 
     __slots__ = ("_end", "_minimum", "_receiver", "_size", "_start", "_stream", "_view")
 
-    def __init__(self, receiver: StreamReceiver, stream: quic.Stream) -> None:
+    def __init__(self, receiver: ReceiveStreams, stream: quic.Stream) -> None:
         self._receiver = receiver
         self._stream = stream
         self._view = memoryview(bytearray(FIRST_BYTES))
@@ -73,7 +72,7 @@ class OrderedReader:
         self._receiver.interrupted(error)
 
     def _deliver(self, start: int, end: int) -> int:
-        """Deliver complete frames. Returns the start of the next one, -1 to stop reading."""
+        """Returns the start of the next frame, -1 to stop reading."""
         self._end = end
         self._minimum = 1
         view, receiver = self._view, self._receiver
@@ -121,7 +120,7 @@ class OrderedReader:
         return self._receiver.stream_ended()
 
     def _make_room(self, start: int) -> memoryview:
-        """Return memory for the next read. Earlier views become invalid."""
+        """Invalidates earlier views."""
         held = self._end - start
         if not held:
             self._replace(start, min(2 * self._size, KEPT_BYTES))
@@ -147,7 +146,7 @@ MAX_UNVERIFIED_STREAMS: Final = 8  # enough for the few control messages of an u
 
 
 class ReceiveStreams:
-    """The streams that the peer opens."""
+    """The streams that the peer opens. The driver calls its methods unless they say otherwise."""
 
     def __init__(
         self,
@@ -159,18 +158,19 @@ class ReceiveStreams:
         settle: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """The carrier owns this object; neither it nor the callbacks keep the carrier alive. A reference cycle would
-        keep an ended carrier and its native connection until the garbage collector runs.
+        """Keeps no strong reference to the carrier, its owner: a cycle would keep an ended carrier until the garbage
+        collector runs.
         """
         self._carrier = ref(carrier)
         self.completions = driver.completions
-        self.sink: Sink = SILENT_SINK  # written under _lock, except by the driver at the end
+        # Read at every call: abort() and the sink change it. Written under _lock, except by the driver at the end.
+        self.sink: Sink = SILENT_SINK
         self.decode: Decode = decode if carrier.peer.verified else decode_unverified  # replaced by admit(), any thread
         self.payloads = IncomingPayloads(self, check)
         self.inside = False  # the driver may be in a sink call; written by it
         self.frames_received = 0  # this and the next two: driver only
         self.finished = False  # carrier_finished was called
-        self.farewell = False  # the peer has everything that we announced
+        self.peer_has_all = False  # the peer has everything that we announced
         self._streams = 0  # streams opened by the peer; driver only
         self._connection = connection
         self._driver = driver
@@ -185,6 +185,7 @@ class ReceiveStreams:
 
     @property
     def carrier(self) -> Carrier | None:
+        """None once it has ended and nobody holds it."""
         return self._carrier()
 
     def deliver_to(self, sink: Sink) -> bool:
@@ -202,6 +203,7 @@ class ReceiveStreams:
         self.decode = decode
 
     def call_sink(self, call: Callable[[Sink], None]) -> None:
+        """Call the sink between setting `inside` and leave()."""
         self.inside = True
         try:
             call(self.sink)
@@ -214,10 +216,8 @@ class ReceiveStreams:
             self._left.set()
 
     def silence(self) -> None:
-        """Stop sink calls: none starts from now on, and on return none runs except the caller's own.
-
-        The driver sets `inside` before it reads the sink; this removes the sink before it reads `inside`. One sees the
-        other.
+        """On return no sink call starts, and none runs except the caller's own: the driver sets `inside` before it
+        reads the sink; this removes the sink before it reads `inside`.
         """
         with self._lock:
             self._silenced = True
@@ -245,24 +245,26 @@ class ReceiveStreams:
         elif preamble.type is StreamType.PAYLOAD:
             self.payloads.begin(stream, preamble.number, preamble.size)
         else:
-            self.farewell_arrived()
+            self.all_received_arrived()
 
     @property
     def _is_unverified(self) -> bool:
         return self.decode is not decode
 
     def finish_announced(self, streams: int) -> None:
+        """The peer has finished after opening this many streams of all types."""
         with self._lock:
             again, self._announced = self._announced is not None, streams
         if again:
             return self.misbehaved("a second FINISH")
         return self._driver.defer(self._check)  # deferred: frames of the current read come first
 
-    def farewell_arrived(self) -> None:
-        self.farewell = True
+    def all_received_arrived(self) -> None:
+        self.peer_has_all = True
         self._settle()
 
     def stream_ended(self) -> None:
+        """A stream has ended and its data was delivered or dropped. Any thread."""
         with self._lock:
             self._over += 1
             announced = self._announced is not None

@@ -1,10 +1,8 @@
-"""The sending half of a QUIC carrier.
+"""The sending half of a QUIC carrier. Any thread; `_lock` guards everything except reading `writers`.
 
 A (lane, communicator) is bound to one stream at its first frame. It gets its own stream up to MAX_ORDERED_STREAMS and
 the peer's limit; beyond that it shares a stream of its lane, or else the control stream, which is opened first. So
 frames never wait for a stream. Payloads do: the peer's stream limit queues them.
-
-Any thread may call every method. `_lock` guards everything except reading `writers`.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class SendStreams:
         self._opening = False  # an open operation waits for the peer's stream limit
 
     def bind(self, lane: int, communicator: int) -> Write:
-        """Bind a stream and return its write method. Raises CarrierLost after finish() or the end."""
+        """Return the write method of a stream. Raises CarrierLost after finish() or the end."""
         with self._lock:
             self._check()
             stream = self._choose(lane, communicator)
@@ -97,7 +95,6 @@ class SendStreams:
             self._lanes.clear()
 
     def abandon(self, error: CarrierLost) -> None:
-        """In a forked child the lock may be held for ever."""
         self._lock = Lock()
         self._refusal = error
         self.writers.clear()
@@ -112,7 +109,7 @@ class SendStreams:
                 return  # the connection is lost, which the carrier reports
 
     def handed_over(self, payload: OutgoingPayload) -> None:
-        """Release memory that the protocol copied or the peer refuses."""
+        """The protocol copied the memory, or the peer refuses it."""
         with self._lock:
             if self._payloads.get(payload.transfer) is payload:
                 del self._payloads[payload.transfer]
@@ -215,7 +212,7 @@ class OutgoingPayload:
         self._operation: quic.Operation | None = stream.post_write(data, completions, token=self.done)
 
     def withdraw(self) -> None:
-        """Resets the stream first: without the write, its queued end would pass for a complete payload."""
+        """Resets the stream first: otherwise its queued end would pass for a complete payload."""
         try:
             self._stream.reset()
         except quic.QuicError:

@@ -1,7 +1,7 @@
 """The QUIC transport: one UDP socket per node, which is also the node's Sleeper.
 
-A node with QUIC sleeps in the native wait, which drives the endpoint and watches the descriptors of other transports.
-Between waits a native thread serves timers and keep-alives.
+A node with QUIC sleeps in the native wait, which also watches the descriptors of other transports. Between waits a
+native thread serves timers and keep-alives.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def handshake_limit(peers: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuicSettings:
-    """Settings of a QUIC transport; all others have the native package's measured defaults."""
+    """Settings that differ from the native package's measured defaults."""
 
     idle_timeout: float = 30.0  # seconds of silence until a connection is lost
     keep_alive_interval: float = 5.0  # seconds; sent while idle, so that only a dead peer is silent
@@ -62,7 +62,7 @@ class QuicSettings:
     loopback_mtu: int = 65000  # the same for loopback
 
     def to_native(self) -> quic.Settings:
-        """Convert. Raises ValueError for invalid values."""
+        """Raises ValueError for invalid values."""
         return quic.Settings(
             idle_timeout=self.idle_timeout,
             keep_alive_interval=self.keep_alive_interval,
@@ -82,10 +82,8 @@ _FORKED: Final = "this process was forked; it must make a transport of its own"
 
 
 class QuicTransport(Transport):
-    """A node's QUIC endpoint: Transport and Sleeper.
-
-    `bind` is the address of its socket; `listen` cannot change it. Without credentials the transport can only dial, as
-    a joining node; `replace_credentials` makes it a member.
+    """`bind` is the address of its socket. Without credentials it can only dial, as a joining node;
+    `replace_credentials` makes it a member.
     """
 
     scheme = "quic"
@@ -204,7 +202,7 @@ class QuicTransport(Transport):
 
     def _turn(self, timeout: float, spin: float) -> bool:
         try:
-            happened = self._driver.turn(timeout, spin)
+            happened = self._driver.run_once(timeout, spin)
         except (quic.EndpointClosed, quic.ForkedError):
             if self._closed:
                 return False  # another thread closed it while we slept, or it was abandoned
@@ -229,7 +227,6 @@ class QuicTransport(Transport):
             return  # nothing is open in a child
 
     def abandon(self) -> None:
-        """In a forked child the native package has closed its descriptors and rejects every call."""
         self._lock = Lock()
         self._closed = True
         self._listener = None

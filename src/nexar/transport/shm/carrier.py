@@ -1,22 +1,24 @@
 """A shared-memory carrier.
 
-The driver calls `drive`, `socket_ready` and the sleep methods. Carrier methods may come from any thread and use only
-RingFrameSender, PayloadSender and PayloadReceiver, which have their own locks. No lock is held during a sink call. The
-memory is unmapped once the carrier has ended and the driver is outside (CarrierLifetime); an abort from another thread
-waits for the running sink call.
+Carrier methods may come from any thread and use only RingFrameSender, PayloadSender and PayloadReceiver, which have
+their own locks; the driver calls the others. No lock is held during a sink call. The memory is unmapped once the
+carrier has ended and the driver is outside (CarrierLifetime).
 """
 
 from __future__ import annotations
 
 import threading
 from threading import get_ident
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.shm.ring import CarrierLifetime, RingCorrupt, WakeSocket, fence
 from nexar.transport.shm.ring_frames import RingFrameSender, ShmSegment, flat, sleep_word
 from nexar.transport.shm.ring_payloads import NOTHING, PayloadReceiver, PayloadSender
 from nexar.wire.frame import Frame, FrameKind, Lane, encode
+
+if TYPE_CHECKING:
+    from nexar.transport.shm.transport import ShmTransport
 
 _TURNS: Final = 4  # chunks per direction before other carriers are driven
 _CHUNK, _FINISH, _HELLO = (
@@ -26,26 +28,13 @@ _CHUNK, _FINISH, _HELLO = (
 )  # adjacent; they never reach a sink
 
 
-class CarrierOwner(Protocol):
-    """What a carrier needs of its transport."""
-
-    def attached(self, carrier: ShmCarrier) -> None: ...
-
-    def forget(self, carrier: ShmCarrier) -> None: ...
-
-    def unwatch(self, carrier: ShmCarrier) -> None: ...
-
-    def wake_driver(self) -> None:
-        """Keep the driver from sleeping."""
-
-
 class ShmCarrier(Carrier):
     """One connection to a process of this host."""
 
     scheme = "shm"
 
     def __init__(
-        self, owner: CarrierOwner, peer: Peer, dialed: bool, segment: ShmSegment, wake_socket: WakeSocket
+        self, owner: ShmTransport, peer: Peer, dialed: bool, segment: ShmSegment, wake_socket: WakeSocket
     ) -> None:
         self.peer = peer
         self.dialed = dialed
@@ -92,8 +81,8 @@ class ShmCarrier(Carrier):
         try:
             if not self._frames_out.send(lane, header, body, size):
                 self._ask_for_driver()
-            if nap := self._words[self._sleep_word]:  # after the fence of the sender's lock: see ring.py
-                self.wake_socket.ring(nap)
+            if sleep_number := self._words[self._sleep_word]:  # after the fence of the sender's lock: see ring.py
+                self.wake_socket.signal(sleep_number)
         except RingCorrupt as error:
             self._report_corruption(error)
         except ValueError:
@@ -120,7 +109,7 @@ class ShmCarrier(Carrier):
             raise self._refusal()
         try:
             self._payloads_out.pump(_TURNS)
-            self._ring(sent=True)
+            self._signal_peer(sent=True)
         except RingCorrupt as error:
             self._report_corruption(error)
         except ValueError:
@@ -185,7 +174,7 @@ class ShmCarrier(Carrier):
 
     # ------------------------------------------------------------------ driver
     def drive(self) -> bool:
-        """Receive and send. Returns whether anything happened; the usual case, nothing, is fast."""
+        """Receive and send. Returns whether anything happened."""
         words = self._words
         try:
             news = words[self._frame_word] != self._reader.tail
@@ -212,7 +201,7 @@ class ShmCarrier(Carrier):
         finally:
             life.driver = 0
             if self._life.ended is not None:
-                self._clear_away()
+                self._release()
 
     def _readable(self) -> bool:
         words = self._words
@@ -232,8 +221,8 @@ class ShmCarrier(Carrier):
                     self._sink.frame_arrived(self, frame, reader.body)  # read for each frame: a sink may replace itself
             finally:
                 reader.advance()
-        if reader.owes_a_look():
-            self._ring(sent=False)
+        if reader.should_check_writer():
+            self._signal_peer(sent=False)
 
     def _take_special(self, frame: Frame) -> None:
         if frame.kind != _FINISH or self._finish_at is not None:
@@ -244,24 +233,24 @@ class ShmCarrier(Carrier):
     def _exchange(self) -> bool:
         happened = self._frames_out.waiting and self._frames_out.flush()
         if happened:
-            self._ring(sent=True)
+            self._signal_peer(sent=True)
         for _ in range(_TURNS):
             taken = self._take_chunk()
             filled = self._payloads_out.waiting and self._payloads_out.pump(1) > 0
             if not taken and not filled:
                 break
             happened = True
-            self._ring(sent=filled)
+            self._signal_peer(sent=filled)
             if self._life.ended is None and self._reader.refresh():
                 self._take_frames()
         return (self._handle_attention() if self.attention else False) or happened
 
-    def _ring(self, *, sent: bool) -> None:
+    def _signal_peer(self, *, sent: bool) -> None:
         """Wake the peer if it sleeps: for new data, or only if it waits for room."""
         fence()
-        nap = self._words[self._sleep_word]
-        if nap & 1 or (nap and sent):
-            self.wake_socket.ring(nap)
+        sleep_number = self._words[self._sleep_word]
+        if sleep_number & 1 or (sleep_number and sent):
+            self.wake_socket.signal(sleep_number)
 
     def _take_chunk(self) -> bool:
         outcome = NOTHING if self._life.ended is not None else self._payloads_in.receive()
@@ -270,7 +259,6 @@ class ShmCarrier(Carrier):
         return outcome != NOTHING
 
     def _handle_attention(self) -> bool:
-        """Handle finishing, corruption, and a peer that closed."""
         # Cleared first: work added later sets it again, work added before is seen below.
         self.attention = False
         if self._fault is not None:
@@ -278,8 +266,8 @@ class ShmCarrier(Carrier):
         happened = self._send_finish() | self._report_finish()
         if self._finish_reported and self._finish_sent and not self._frames_out.waiting:
             self._end(CarrierLost("closed", "both sides have finished"))
-        elif self.wake_socket.hung_up and not self._readable():
-            self._lose("peer", self.wake_socket.farewell())
+        elif self.wake_socket.peer_closed and not self._readable():
+            self._lose("peer", self.wake_socket.close_reason())
             happened = True
         self.attention = self.attention or self._unsettled()
         return happened
@@ -287,7 +275,7 @@ class ShmCarrier(Carrier):
     def _unsettled(self) -> bool:
         unreported = self._finish_at is not None and not self._finish_reported
         sending = self._frames_out.waiting or self._payloads_out.waiting
-        return unreported or self._finish_due or self.wake_socket.hung_up or sending
+        return unreported or self._finish_due or self.wake_socket.peer_closed or sending
 
     def _send_finish(self) -> bool:
         if not self._finish_due:
@@ -298,7 +286,7 @@ class ShmCarrier(Carrier):
         self._finish_due = False
         self._frames_out.send_last(encode(Frame(kind=_FINISH, count=chunks)))
         self._finish_sent = True
-        self._ring(sent=True)
+        self._signal_peer(sent=True)
         return True
 
     def _report_finish(self) -> bool:
@@ -318,16 +306,16 @@ class ShmCarrier(Carrier):
             return
         try:
             self.wake_socket.drain()
-            if self.wake_socket.hung_up:
+            if self.wake_socket.peer_closed:
                 self.attention = True
                 self._owner.unwatch(self)
         finally:
             self._leave()
 
-    def fall_asleep(self, nap: int) -> None:
+    def fall_asleep(self, sleep_number: int) -> None:
         """Ask the peer to signal changes. The caller then fences and calls `may_sleep`."""
         if self._life.enter():
-            self.wake_socket.fall_asleep(nap, self._frames_out.waiting or self._payloads_out.waiting)
+            self.wake_socket.fall_asleep(sleep_number, self._frames_out.waiting or self._payloads_out.waiting)
             self._leave()
 
     def may_sleep(self) -> bool:
@@ -336,7 +324,7 @@ class ShmCarrier(Carrier):
         try:
             room = self._frames_out.can_move() or self._payloads_out.can_move()
             ending = self._finish_due and not self._payloads_out.waiting
-            urgent = ending or self._fault is not None or self.wake_socket.hung_up
+            urgent = ending or self._fault is not None or self.wake_socket.peer_closed
             return not (self._readable() or room or urgent)
         finally:
             self._leave()
@@ -349,9 +337,9 @@ class ShmCarrier(Carrier):
     # ------------------------------------------------------------------ ending
     def _leave(self) -> None:
         if self._life.leave():
-            self._clear_away()
+            self._release()
 
-    def _clear_away(self) -> None:
+    def _release(self) -> None:
         """Driver only, after leaving an ended carrier."""
         self._close_socket(None)
         self._free()
@@ -374,7 +362,7 @@ class ShmCarrier(Carrier):
     def fail(self, error: CarrierLost) -> None:
         """Driver only, outside of the carrier."""
         self._lose(error.kind, error.reason)
-        self._clear_away()
+        self._release()
 
     def _close_socket(self, reason: str | None) -> None:
         self._owner.forget(self)
@@ -388,7 +376,7 @@ class ShmCarrier(Carrier):
         self._segment.release()
 
     def abandon(self) -> None:
-        """In a forked child: release descriptor and mapping. No lock (its holder may not exist here), no store."""
+        """Releases descriptor and mapping, without any store."""
         forked = CarrierLost("closed", "this process is a fork of the one that owns the carrier")
         self._life.ended = self._life.ended or forked
         self.wake_socket.abandon()

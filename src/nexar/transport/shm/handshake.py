@@ -54,7 +54,7 @@ def new_nonce() -> bytes:
 
 
 def derive_key(secret: bytes, node: int) -> bytes:
-    """Return the key with which `node` dials the listener that has this secret."""
+    """Return the key with which `node` dials the listener with this secret."""
     return hmac.digest(secret, node.to_bytes(8, "little"), "sha256")
 
 
@@ -96,7 +96,7 @@ class ListenerSide:
 
     @classmethod
     def start(cls, secret: bytes, listener: int, hello: bytes) -> ListenerSide:
-        """Raises HandshakeRefused if the HELLO is invalid or meant for another node."""
+        """Raises HandshakeRefused for an invalid HELLO or one for another node."""
         magic, version, dialer, wanted, _ = _HELLO.unpack(hello)
         if magic != _MAGIC or version != _VERSION:
             raise HandshakeRefused(f"not version {_VERSION} of the shared-memory handshake")
@@ -132,7 +132,7 @@ def require_same_user(connection: socket.socket) -> None:
 
 
 class UnverifiedPeer:
-    """An inbound connection before authentication. Driver only. Reads no byte beyond the handshake."""
+    """An inbound connection. Driver only. Reads no byte beyond the handshake."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         process, user = credentials_of(connection)
@@ -202,15 +202,15 @@ _RETRY: Final = 0.005  # seconds between attempts while the backlog is full: a U
 
 
 class ShmDial:
-    """One blocking dial. The creator of the object closes or passes on its connection."""
+    """One blocking dial. The creator of the object owns its connection."""
 
     def __init__(self, deadline: float) -> None:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._deadline = deadline
-        self._hung_up = Event()
+        self._cancelled = Event()
 
     def run(self, address: ShmAddress, node: int, geometry: SegmentGeometry) -> ShmSegment:
-        """Return the authenticated segment. Raises HandshakeRefused, OSError, TimeoutError at the deadline."""
+        """Return the authenticated segment. Raises HandshakeRefused, OSError, TimeoutError."""
         assert address.key is not None
         self._connect(address.path)
         require_same_user(self.connection)
@@ -218,9 +218,9 @@ class ShmDial:
         self.connection.setblocking(False)
         return segment
 
-    def hang_up(self) -> None:
+    def cancel(self) -> None:
         """Make `run` raise ConnectionAbortedError. Any thread, while the connection is open."""
-        self._hung_up.set()
+        self._cancelled.set()
         try:
             self.connection.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -232,7 +232,7 @@ class ShmDial:
             try:
                 return self.connection.connect(path)
             except BlockingIOError:
-                self._hung_up.wait(_RETRY)
+                self._cancelled.wait(_RETRY)
 
     def _prove(self, side: DialerSide, geometry: SegmentGeometry) -> ShmSegment:
         self._go_on()
@@ -265,7 +265,7 @@ class ShmDial:
         return data
 
     def _go_on(self) -> None:
-        if self._hung_up.is_set():
+        if self._cancelled.is_set():
             raise ConnectionAbortedError("this side's transport is closed")
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:

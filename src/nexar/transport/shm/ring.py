@@ -1,6 +1,6 @@
 """Rings and slots in shared memory, the wakeup socket, and the lifetime of a carrier.
 
-Ring: `head` counts the bytes written (stored by the writer only), `tail` the bytes read (by the reader only), and
+Ring: `head` counts the bytes written (stored by the writer only), `tail` the bytes read (by the reader only);
 0 <= head - tail <= capacity. A record is a word (size | kind << 32 | lane << 40) and `size` bytes, padded to a cache
 line. It is contiguous (PAD fills the end of the ring) and at most a quarter of the ring; larger frames are split into
 MORE … LAST records.
@@ -9,14 +9,13 @@ Slots: payload chunks use a few fixed slots with the same counters, so a frame w
 assignment holds the GIL for 25 µs per chunk; NumPy would release it and could wait 5 ms to get it back.
 
 Memory order: on x86 (total store order) a reader that sees the new `head` sees all bytes stored before it, and a writer
-that sees the new `tail` knows that the loads are done. Counters are aligned words. Other CPUs are refused.
+that sees the new `tail` knows that the loads are done. Other CPUs are refused.
 
 Trust: each side keeps its own counter privately. A word of the segment is loaded once, checked, then used.
 
 Sleep: a side's sleep word is 0 if awake, else the number of its sleep; the lowest bit says that it also waits for room.
 The sleeper stores its word, then checks the rings; the other side stores its head, then checks the word and sends one
-byte per sleep. A load may overtake an earlier store, so both fence in between (a threading.Lock contains a fence).
-`ShmTransport.due` re-checks as a second line.
+byte per sleep. A load may overtake an earlier store, so both fence in between.
 
 Lifetime: the driver stores "inside", then checks "ended"; the ending thread does the reverse, so one sees the other. A
 driver that was inside frees the memory when it leaves; otherwise the ending thread does.
@@ -37,7 +36,7 @@ _TOTAL_STORE_ORDER: Final = frozenset({"x86_64", "AMD64"})
 
 
 def missing_support() -> str | None:
-    """Return why this machine cannot use shared memory, None if it can."""
+    """Return why this machine cannot use shared memory, or None."""
     machine = platform.machine()
     if machine not in _TOTAL_STORE_ORDER:
         return f"the rings need a CPU with total store order (x86-64), this one is {machine}"
@@ -151,8 +150,8 @@ class RingReader:
     """The reading end; driver only. While `tail` differs from `head`, call `next` and `advance`."""
 
     __slots__ = (
-        "_asked",
         "_capacity",
+        "_checked_at",
         "_counters",
         "_head_word",
         "_mask",
@@ -177,7 +176,7 @@ class RingReader:
         self.tail = 0  # authoritative; the segment holds a copy
         self.head = 0  # checked value of the last refresh
         self._span = 0  # bytes that `advance` frees
-        self._asked = 0  # tail when `owes_a_look` was last true
+        self._checked_at = 0  # tail when `should_check_writer` was last true
         self.size = 0
         self.mark = 0  # kind | lane << 8 of the current record
 
@@ -207,14 +206,13 @@ class RingReader:
         self.tail = tail = self.tail + self._span
         self._counters[self._tail_word] = tail
 
-    def owes_a_look(self) -> bool:
-        """Return whether to check if the writer waits for room; each check costs a fence.
-
-        A writer is refused only above half of the ring, so a quarter is read before the ring is empty.
+    def should_check_writer(self) -> bool:
+        """Whether to check if the writer waits for room; each check costs a fence. A writer is refused only above half
+        of the ring, so a quarter is read before the ring is empty.
         """
-        if self.tail - self._asked < self._capacity // 4:
+        if self.tail - self._checked_at < self._capacity // 4:
             return False
-        self._asked = self.tail
+        self._checked_at = self.tail
         return True
 
     def release(self) -> None:
@@ -326,7 +324,7 @@ _fence_lock: Final = threading.Lock()
 
 
 def fence() -> None:
-    """Make all earlier stores visible to other processes before later loads."""
+    """Make all earlier stores visible to other processes before later loads, as a lock does."""
     _fence_lock.acquire()
     _fence_lock.release()
 
@@ -334,42 +332,42 @@ def fence() -> None:
 class WakeSocket:
     """This side's end of the Unix socket and its sleep word."""
 
-    __slots__ = ("_lock", "_mine", "_note", "_rung", "_socket", "_theirs", "_words", "hung_up")
+    __slots__ = ("_lock", "_mine", "_note", "_signalled", "_socket", "_theirs", "_words", "peer_closed")
 
     def __init__(self, connection: socket.socket, words: memoryview, mine: int, theirs: int) -> None:
         self._socket = connection
         self._words = words
         self._mine = mine
         self._theirs = theirs
-        self._lock = threading.Lock()  # for closing while another thread rings
-        self._rung = 0  # the sleep last signalled; a race costs one needless byte
+        self._lock = threading.Lock()  # for closing while another thread signals
+        self._signalled = 0  # the sleep last signalled; a race costs one needless byte
         self._note = b""  # reason of the peer's abort; written by the driver
-        self.hung_up = False  # the peer is gone; written by the driver
+        self.peer_closed = False  # the peer is gone; written by the driver
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def fall_asleep(self, nap: int, wants_room: bool) -> None:
-        """The caller then fences and checks the rings. `nap` is even and new."""
-        self._words[self._mine] = nap | wants_room
+    def fall_asleep(self, sleep_number: int, wants_room: bool) -> None:
+        """The caller then fences and checks the rings. `sleep_number` is even and new."""
+        self._words[self._mine] = sleep_number | wants_room
 
     def wake(self) -> None:
         self._words[self._mine] = 0
 
     def wake_peer(self) -> None:
-        """Wake the peer if it sleeps. The caller has fenced. Any thread."""
+        """The caller has fenced. Any thread."""
         try:
-            nap = self._words[self._theirs]
+            sleep_number = self._words[self._theirs]
         except ValueError:
             return  # the segment is gone; the peer is notified of that
-        if nap:
-            self.ring(nap)
+        if sleep_number:
+            self.signal(sleep_number)
 
-    def ring(self, nap: int) -> None:
+    def signal(self, sleep_number: int) -> None:
         """Any thread. One byte per sleep."""
-        if nap == self._rung:
+        if sleep_number == self._signalled:
             return
-        self._rung = nap
+        self._signalled = sleep_number
         with self._lock:
             if self._socket.fileno() >= 0:
                 self._send(_BYTE)
@@ -386,7 +384,7 @@ class WakeSocket:
         """Driver only. Notices a close."""
         with self._lock:
             data = _BYTE if self._socket.fileno() < 0 else self._receive()
-        self.hung_up = self.hung_up or not data
+        self.peer_closed = self.peer_closed or not data
         if self._note or _NOTE in data:
             self._note = (self._note + data[data.find(_NOTE) if not self._note else 0 :])[: _NOTE_BYTES + 1]
 
@@ -398,7 +396,7 @@ class WakeSocket:
         except OSError:
             return b""  # reset: the peer died with unread bytes
 
-    def farewell(self) -> str:
+    def close_reason(self) -> str:
         if not self._note:
             return "the peer's process ended or closed the connection"
         return "the peer ended it: " + self._note[1:].decode(errors="replace")
@@ -421,7 +419,6 @@ class WakeSocket:
             return  # the peer was first
 
     def abandon(self) -> None:
-        """In a forked child: no lock, which a thread of the parent may hold."""
         self._socket.close()
 
 
@@ -467,7 +464,7 @@ class CarrierLifetime:
             return True
 
     def wait_outside(self) -> None:
-        """Wait until the driver has left an ended carrier; the driver returns at once."""
+        """Wait until the driver has left; in the driver, return at once."""
         if self.driver in (0, threading.get_ident()):
             return
         with self._lock:

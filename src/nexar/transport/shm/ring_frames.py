@@ -1,8 +1,7 @@
 """Sending and receiving frames through the rings, and the shared memory segment.
 
-The dialer creates the segment with memfd_create and passes the descriptor: it has no name, so nothing remains after a
-crash. It is sealed against resizing, because a truncated mapping would raise SIGBUS, and allocated at once, so that
-lack of memory is an error at connect.
+The dialer creates the segment with memfd_create: nothing remains after a crash. It is sealed against resizing, because
+a truncated mapping would raise SIGBUS, and allocated at once, so that lack of memory is an error at connect.
 
     page 0    geometry, nonces, counters (those of one writer on their own cache line pair), descriptors
     then      the frame ring of each direction, then the chunk slots of each direction
@@ -42,14 +41,14 @@ FINAL: Final = len(Lane)  # the queue after all lanes, for FINISH
 
 
 def flat(part: Buffer) -> Buffer:
-    """Return the part as a flat view of bytes."""
+    """Return a flat view of bytes."""
     if not isinstance(part, memoryview) or (part.format == "B" and part.ndim == 1):
         return part
     return part.cast("B") if part.nbytes else b""
 
 
 class RingFrameSender:
-    """Sends frames, in order per lane, lower lanes first; queues them while the ring is full. Any thread."""
+    """Sends frames, lower lanes first; queues them while the ring is full. Any thread."""
 
     __slots__ = (
         "_acquire",
@@ -185,10 +184,7 @@ class RingFrameReader(RingReader):
         self.frames_received = 0
 
     def next_frame(self) -> Frame | None:
-        """Return the next frame, None if incomplete; its body is in `body`. Raises RingCorrupt.
-
-        The word of a plain frame is its size, so one comparison identifies it.
-        """
+        """Return the next frame, None if incomplete; its body is in `body`. Raises RingCorrupt."""
         at = self.tail & self._mask
         size: int = self._words[at >> 3]
         if size > self._largest:
@@ -268,7 +264,7 @@ def _tail_word(direction: int) -> int:
 
 
 def sleep_word(side: int) -> int:
-    """Return the index of the sleep word of `side`: see ring.py."""
+    """Return the index of the sleep word of `side`."""
     return (6 + side) * _LINE
 
 
@@ -276,8 +272,8 @@ def sleep_word(side: int) -> int:
 class SegmentGeometry:
     """The division of a segment, chosen by the dialer.
 
-    Measured with 16 MB payloads on two cores: 64 KiB chunks 8 GB/s, 4 × 256 KiB 10-14 GB/s, 4 × 1 MiB 20 GB/s; the last
-    quadruples the memory and the longest wait of a frame.
+    Measured with 16 MB payloads on two cores: 64 KiB chunks 8 GB/s, 4 × 256 KiB 10-14 GB/s, 4 × 1 MiB 20 GB/s, but four
+    times the memory and the longest wait of a frame.
     """
 
     ring_bytes: int = 1 << 20
@@ -298,7 +294,7 @@ class SegmentGeometry:
 
 
 class ShmSegment:
-    """A mapping of the segment as seen from one side."""
+    """One side's mapping of the segment."""
 
     def __init__(self, mapping: mmap.mmap, geometry: SegmentGeometry, side: int) -> None:
         self._mapping: mmap.mmap | None = mapping

@@ -24,10 +24,7 @@ class _Incoming:
 
 
 class PayloadReceiver:
-    """The driver calls `receive`, any thread the rest.
-
-    Methods check for the end under the lock, which `clear` takes after the end: nothing changes after it.
-    """
+    """The driver calls `receive`, any thread the rest. After `clear` nothing changes."""
 
     __slots__ = ("_expected", "_life", "_lock", "_recent_transfers", "_slots", "bytes_received")
 
@@ -57,7 +54,7 @@ class PayloadReceiver:
                 return None
             incoming = self._expected.get(transfer)
             if incoming is None or incoming.into is None:
-                return Redirected.LANDED if transfer in self._recent_transfers else Redirected.UNKNOWN
+                return Redirected.COMPLETE if transfer in self._recent_transfers else Redirected.UNKNOWN
             if into is None:
                 self._discard(transfer, incoming)
             else:

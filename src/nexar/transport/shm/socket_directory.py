@@ -1,10 +1,10 @@
 """Addresses of shared-memory listeners, shm://<node>:<key>@<path>, and the private directory of their socket.
 
 The socket has a path because the kernel checks the directory's mode before a byte arrives. Every user of the network
-namespace could reach, flood or take an abstract name. Containers that share no file system use network carriers.
+namespace could reach, flood or take an abstract name.
 
-The owner holds a lock (flock) on the directory, which the kernel drops when the owner dies. So an unlocked directory is
-stale, whatever process namespace its owner ran in, and the next listener removes it.
+The owner holds a lock (flock) on the directory, which the kernel drops when the owner dies. So the next listener
+removes unlocked directories as stale.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class SocketDirectory:
         os.close(self.lock)
 
     def abandon(self) -> None:
-        """In a forked child the lock belongs to the parent, and a copy would keep it."""
+        """In a forked child: a copy of the descriptor would keep the parent's lock."""
         os.close(self.lock)
 
 
 def make_socket_directory(base: str | None) -> SocketDirectory:
-    """Make a private directory in `base` (default: the temporary directory); remove stale ones. Raises OSError."""
+    """Make a private directory in `base` or the temporary directory; remove stale ones. Raises OSError."""
     parent = _parent(base)
     remove_stale(parent)
     for _ in range(_ATTEMPTS):
@@ -98,10 +98,7 @@ def make_socket_directory(base: str | None) -> SocketDirectory:
 
 
 def why_not_ours(path: str) -> str | None:
-    """Return why a socket must not be dialed, None if a listener of this user made its directory.
-
-    In another directory anybody could replace the socket.
-    """
+    """Return why a socket must not be dialed; None if a listener of this user made its directory."""
     socket_path = Path(path)
     directory = socket_path.parent
     is_listener = socket_path.name == _SOCKET and directory.name.startswith(_PREFIX) and directory.is_absolute()
@@ -120,7 +117,7 @@ def _parent(base: str | None) -> Path:
 
 
 def _lock(directory: Path) -> int | None:
-    """Return a descriptor that holds the lock; None if the directory is locked or gone."""
+    """Return a descriptor that holds the lock; None if locked or gone."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -34,10 +34,7 @@ from nexar.transport.shm.socket_directory import (
 
 
 class DescriptorSet:
-    """Descriptors behind one epoll descriptor, so that the sleeper watches one however many peers there are.
-
-    Any thread may call `add` and `remove`; the driver calls `dispatch`.
-    """
+    """Descriptors behind one epoll descriptor. Any thread may call `add` and `remove`; the driver calls `dispatch`."""
 
     __slots__ = ("_epoll", "_handlers", "_lock")
 
@@ -55,7 +52,7 @@ class DescriptorSet:
             self._epoll.register(descriptor, select.EPOLLIN)
 
     def remove(self, descriptor: int) -> None:
-        """Call it before closing the descriptor. `dispatch` may still call the handler once. Idempotent."""
+        """Call it before closing. `dispatch` may still call the handler once. Idempotent."""
         with self._lock:
             if self._handlers.pop(descriptor, None) is not None:
                 self._epoll.unregister(descriptor)
@@ -76,7 +73,7 @@ class DescriptorSet:
             self._epoll.close()
 
     def abandon(self) -> None:
-        """In a forked child: unregisters nothing, because the instance belongs to the parent."""
+        """Unregisters nothing, because the instance belongs to the parent."""
         self._epoll.close()
 
 
@@ -197,7 +194,7 @@ class ShmListener:
         self._place.remove()
 
     def abandon(self) -> None:
-        """In a forked child: socket and directory belong to the parent."""
+        """Socket and directory belong to the parent."""
         for candidate in self._candidates.values():
             candidate.connection.close()
         self._socket.close()
@@ -217,10 +214,8 @@ _LAST_RECHECK: Final = 0.1
 
 
 class ShmTransport(Transport):
-    """Carriers to processes of this user on this host.
-
-    `ring_bytes` (a power of two) is the space for frames per direction and pair; `directory` holds the directory of the
-    listening socket.
+    """`ring_bytes` (a power of two) is the space for frames per direction and pair; `directory` is the parent of the
+    socket directory.
     """
 
     scheme = SCHEME
@@ -240,7 +235,7 @@ class ShmTransport(Transport):
         self._listener: ShmListener | None = None  # written by listen and close
         self._acceptor: Acceptor | None = None  # written by listen, before the listener exists
         self._armed = False  # the driver sleeps or is about to; written by it, read by senders
-        self._nap = 0  # even number of the last sleep; written by the driver
+        self._sleep_number = 0  # even number of the last sleep; written by the driver
         self._recheck = _FIRST_RECHECK  # written by the driver
         self._polls = 0  # since the descriptors were polled; written by the driver
         waker.watch(self._descriptors.fileno())
@@ -293,7 +288,7 @@ class ShmTransport(Transport):
         with self._lock:
             self._dials.add(dial)
             if self._closed:
-                dial.hang_up()
+                dial.cancel()
 
     def _end(self, dial: ShmDial) -> None:
         with self._lock:
@@ -356,12 +351,12 @@ class ShmTransport(Transport):
             self._attached = tuple(each for each in self._attached if each is not carrier)
 
     def unwatch(self, carrier: ShmCarrier) -> None:
-        """Stop watching a socket that the peer closed: it would stay readable for ever."""
+        """A socket that the peer closed would stay readable for ever."""
         self._descriptors.remove(carrier.wake_socket.fileno())
 
     def wake_driver(self) -> None:
-        """End the driver's sleep. Callers add work before this reads `_armed`; `prepare_sleep` sets `_armed` before it
-        looks for work: one sees the other.
+        """Callers add work before this reads `_armed`; `prepare_sleep` sets `_armed` before it looks for work: one sees
+        the other.
         """
         if self._armed:
             self._waker.wake()
@@ -400,10 +395,10 @@ class ShmTransport(Transport):
 
     def prepare_sleep(self) -> bool:
         self._armed = True
-        self._nap += 2
+        self._sleep_number += 2
         carriers = self._attached
         for carrier in carriers:
-            carrier.fall_asleep(self._nap)
+            carrier.fall_asleep(self._sleep_number)
         fence()  # the look below must not overtake the stores above: see ring.py
         if all(carrier.may_sleep() for carrier in carriers):
             self._recheck = min(2 * self._recheck, _LAST_RECHECK)
@@ -427,7 +422,7 @@ class ShmTransport(Transport):
             self._closed = True
             carriers = list(self._carriers)
             for dial in self._dials:
-                dial.hang_up()
+                dial.cancel()
         for carrier in carriers:
             carrier.abort("the transport was closed")
         listener, self._listener = self._listener, None

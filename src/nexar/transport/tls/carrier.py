@@ -63,7 +63,7 @@ class TlsCarrier(Carrier):
             receiver.connection.watch(partial(self._ready, receiver))
             self._look_again(receiver)
         if self._ending.is_broken:
-            self._selector.again(self._receive_rest_and_end)
+            self._selector.call_soon(self._receive_rest_and_end)
 
     def admit(self) -> None:
         self._control.reader.decode = self._data.reader.decode = decode
@@ -109,7 +109,7 @@ class TlsCarrier(Carrier):
             self._data.finish(_FINISH)
         except OSError as error:
             raise self._refusal(error) from error
-        self._selector.again(self._settle)
+        self._selector.call_soon(self._settle)
 
     def abort(self, reason: str) -> None:
         self._close(self._ending.lose_silently(CarrierLost("closed", reason)))
@@ -147,7 +147,7 @@ class TlsCarrier(Carrier):
     def _break_off(self, error: OSError) -> CarrierLost:
         why, is_new = self._ending.break_off(carrier_lost_of(error))
         if is_new and self._sink is not None:
-            self._selector.again(self._receive_rest_and_end)
+            self._selector.call_soon(self._receive_rest_and_end)
         return why
 
     # --- driver
@@ -178,7 +178,7 @@ class TlsCarrier(Carrier):
 
     def _look_again(self, receiver: TlsReceiver) -> None:
         if receiver.holds_input:
-            self._selector.again(partial(self._ready, receiver, READABLE))
+            self._selector.call_soon(partial(self._ready, receiver, READABLE))
 
     def _pump(self, connection: TlsConnection) -> None:
         try:
@@ -187,7 +187,6 @@ class TlsCarrier(Carrier):
             self._break_off(error)
 
     def _receive_rest_and_end(self) -> bool:
-        """Sending has failed: receive the rest, then end."""
         with self._delivering:
             try:
                 self._receive_rest()
@@ -203,7 +202,6 @@ class TlsCarrier(Carrier):
         self._ending.lose()
 
     def _settle(self) -> bool:
-        """End the carrier if both sides finished or it is lost."""
         with self._delivering:
             if self._ending.lost is None and all(receiver.peer_finished for receiver in self._receivers):
                 self._close_if_both_finished()
@@ -233,7 +231,7 @@ class TlsCarrier(Carrier):
             raise
 
     def _drop_sink(self) -> None:
-        """Drop the sink of an ended carrier. Needs `_delivering`: no sink call runs except the caller's own."""
+        """Needs `_delivering`: no sink call runs except the caller's own."""
         if self._sink is not None:
             self.attach(SILENT_SINK)
 

@@ -9,8 +9,6 @@ A carrier ends once, for one reason, reported to its sink at most once:
       ├────── end of stream, protocol violation ─────────────▶ lost ── reported ──▶ over
       └────── aborted, or both sides finished ───────────────────── not reported ──▶ over
 
-In `broken` the driver still receives what the peer sent before it failed.
-
 The connection's lock guards its channel and send queue. It is held for a few system calls and never during a sink call.
 Any thread sends; only the driver receives.
 """
@@ -50,7 +48,7 @@ class _Payload:
 
 
 class SendQueue:
-    """Frames and payloads waiting for one connection. That connection's lock guards it."""
+    """Frames and payloads waiting for one connection, whose lock guards it."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
@@ -76,7 +74,7 @@ class SendQueue:
         self._frames += 1
 
     def resume(self, lane: int, rest: memoryview) -> None:
-        """Queue the rest of a partly sent frame. Only when the queue is empty."""
+        """Queue the rest of a frame. Only when the queue is empty."""
         self._begun.append(rest)
         self._begun_lane = lane
         self._bytes[lane] += len(rest)
@@ -193,7 +191,7 @@ class CarrierEnd:
 
 
 class TlsConnection:
-    """A byte stream to the peer. Methods that send raise OSError if it is broken."""
+    """Methods that send raise OSError if the stream is broken."""
 
     def __init__(self, channel: Channel, reader: FrameReader, selector: Selector) -> None:
         self._selector = selector
@@ -246,12 +244,12 @@ class TlsConnection:
             self.send_queue.push_payload(transfer, data)
             self._pump()
 
-    def finish(self, farewell: bytes) -> None:
+    def finish(self, close_notice: bytes) -> None:
         with self.lock:
             if not self._finished:
                 self.check_open()
                 self._finished = True
-                self.send_queue.send_close_notice(farewell)
+                self.send_queue.send_close_notice(close_notice)
                 self._pump()
 
     def pump(self) -> bool:
@@ -320,7 +318,6 @@ class TlsConnection:
             self.send_queue.clear()
 
     def abandon(self) -> None:
-        """In a forked child: no lock, which a thread of the parent may hold."""
         self.channel.socket.close()
 
 
@@ -341,9 +338,8 @@ _OURS: Final = frozenset({_CHUNK, _FINISH, int(FrameKind.HELLO)})
 
 
 class TlsReceiver:
-    """Receives on one connection and calls the sink while the carrier is open; driver only.
-
-    Errors while reading and exceptions of the sink end the carrier. Without an inbox payloads are violations.
+    """Receives on one connection; driver only. Errors while reading and exceptions of the sink end the carrier. Without
+    an inbox payloads are violations.
     """
 
     sink: Sink  # set before anything is received; read at every call, because a sink may replace itself

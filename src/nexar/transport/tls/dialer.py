@@ -1,6 +1,6 @@
 """Dialing: both connections of a carrier, to all targets of the peer in parallel, in the calling thread.
 
-Nothing is shared with other threads before success; a readable descriptor cancels the dial.
+Nothing is shared with other threads before success.
 """
 
 from __future__ import annotations
@@ -141,7 +141,6 @@ class _Attempt:
         self._settled: dict[int, Channel] = {}
 
     def begin(self) -> list[tuple[int, int]]:
-        """Return the events that each descriptor waits for."""
         for half in Half:
             self._begin(half)
         return [(descriptor, next(handshake)) for descriptor, handshake in self._handshakes.items()]
@@ -166,7 +165,7 @@ class _Attempt:
         return len(self._settled) == len(Half)
 
     def found(self) -> Found:
-        """Return the peer and the channels, control first. Raises HandshakeFailed."""
+        """Return the peer and the channels. Raises HandshakeFailed."""
         first, second = (channel.engine.getpeercert(True) for channel in self._begun)
         if first != second:
             raise HandshakeFailed("its two connections show different certificates", verification=True)

@@ -1,11 +1,11 @@
 """Authentication of one TCP connection, and which half of which carrier it is.
 
 The dialer sends a random token in the first frame (hello) of both connections. The listener answers once it has both
-hellos, so a successful dial is a carrier at the listener too. Only the answer proves to the dialer that its certificate
-was accepted: in TLS 1.3 its handshake ends before the listener has checked it.
+hellos. Only the answer proves to the dialer that its certificate was accepted: in TLS 1.3 its handshake ends before the
+listener has checked it.
 
-`dial` and `answer` are generators that never block: they yield the events they wait for and return the channel of the
-carrier or raise HandshakeFailed.
+`dial` and `answer` are generators that yield the events they wait for and return the channel of the carrier or raise
+HandshakeFailed.
 
 Without encryption both sides shut TLS down after the hellos and continue on the same socket. The engine reads no byte
 beyond the peer's close alert.
@@ -53,7 +53,7 @@ class HelloAnswer(IntEnum):
 
     WELCOME = 0
     REFUSED = 1
-    NOT_BELIEVED = 2  # refused because of the certificate
+    UNVERIFIED = 2  # refused because of the certificate
 
 
 class HelloError(ValueError):
@@ -67,14 +67,14 @@ class ConnectionHello:
     half: Half
     token: bytes
     plain: bool  # the sender wants no encryption
-    verdict: HelloAnswer = HelloAnswer.WELCOME
+    answer: HelloAnswer = HelloAnswer.WELCOME
     reason: str = ""
 
 
 def encode_connection_hello(hello: ConnectionHello) -> bytes:
     """Return the whole frame."""
     reason = hello.reason.encode()[: MAX_HELLO_BYTES - _LAYOUT.size]
-    body = _LAYOUT.pack(hello.half, hello.verdict, hello.plain, hello.token) + reason
+    body = _LAYOUT.pack(hello.half, hello.answer, hello.plain, hello.token) + reason
     return encode(Frame(kind=FrameKind.HELLO, body=len(body))) + body
 
 
@@ -82,10 +82,10 @@ def decode_connection_hello(frame: Frame, body: bytes | memoryview) -> Connectio
     """Raises HelloError."""
     if frame.kind != FrameKind.HELLO or not _LAYOUT.size <= len(body) <= MAX_HELLO_BYTES:
         raise HelloError(f"the first frame is of kind {frame.kind} with {len(body)} bytes, not a hello")
-    half, verdict, plain, token = _LAYOUT.unpack_from(body)
+    half, answer, plain, token = _LAYOUT.unpack_from(body)
     reason = foreign_line(bytes(body[_LAYOUT.size :]).decode(errors="replace"))
     try:
-        return ConnectionHello(Half(half), token, bool(plain), HelloAnswer(verdict), reason)
+        return ConnectionHello(Half(half), token, bool(plain), HelloAnswer(answer), reason)
     except ValueError as error:
         raise HelloError(f"invalid hello: {error}") from error
 
@@ -120,19 +120,19 @@ def dial(
 
 
 def answer(
-    channel: TlsChannel, judge: Callable[[ConnectionHello, bytes | None], ConnectionHello | None]
+    channel: TlsChannel, decide: Callable[[ConnectionHello, bytes | None], ConnectionHello | None]
 ) -> HandshakeSteps[tuple[ConnectionHello, Channel]]:
-    """The listener's side. `judge` returns the answer to a hello, or None to be asked again later."""
+    """The listener's side. `decide` returns the answer to a hello, or None to be asked again later."""
     try:
         yield from _secured(channel)
         hello = yield from _receive_hello(channel)
-        while (verdict := judge(hello, channel.engine.getpeercert(True))) is None:
+        while (reply := decide(hello, channel.engine.getpeercert(True))) is None:
             yield READABLE
             if channel.receive():
                 raise HandshakeFailed("it sent data before it got the answer")
-        yield from _send(channel, verdict)
-        if verdict.verdict != HelloAnswer.WELCOME:
-            raise HandshakeFailed(verdict.reason, verification=verdict.verdict == HelloAnswer.NOT_BELIEVED)
+        yield from _send(channel, reply)
+        if reply.answer != HelloAnswer.WELCOME:
+            raise HandshakeFailed(reply.reason, verification=reply.answer == HelloAnswer.UNVERIFIED)
         return hello, (yield from _settled(channel, plain=hello.plain))
     except (EOFError, OSError, FrameError, HelloError) as error:
         raise explain(error) from error
@@ -200,10 +200,10 @@ def _exactly(channel: TlsChannel, size: int) -> HandshakeSteps[memoryview]:
     return view
 
 
-def _take_answer(hello: ConnectionHello, answer: ConnectionHello) -> None:
-    if answer.verdict != HelloAnswer.WELCOME:
-        raise HandshakeFailed(answer.reason, verification=answer.verdict == HelloAnswer.NOT_BELIEVED)
-    if (answer.half, answer.token, answer.plain) != (hello.half, hello.token, hello.plain):
+def _take_answer(hello: ConnectionHello, reply: ConnectionHello) -> None:
+    if reply.answer != HelloAnswer.WELCOME:
+        raise HandshakeFailed(reply.reason, verification=reply.answer == HelloAnswer.UNVERIFIED)
+    if (reply.half, reply.token, reply.plain) != (hello.half, hello.token, hello.plain):
         raise HandshakeFailed("the answer belongs to another connection")
 
 
@@ -245,10 +245,7 @@ def _explain_tls(error: ssl.SSLError) -> HandshakeFailed:
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """The TLS contexts of one (credentials, trust) and its checks of names, pins and clusters. Immutable.
-
-    Replacing the credentials of a transport replaces this object; handshakes in progress keep the old one.
-    """
+    """The TLS contexts of one (credentials, trust) and its checks of names, pins and clusters. Immutable."""
 
     cluster: str | None
     server: ssl.SSLContext | None
@@ -270,7 +267,7 @@ class TlsIdentity:
 
     @property
     def verifies(self) -> bool:
-        """Whether dials check the chain. Without authorities only a pinned key verifies the peer."""
+        """Whether dials check the chain; without authorities only a pinned key counts."""
         return bool(self.trust.authorities)
 
     def client(self, expected: Expected) -> tuple[ssl.SSLContext, str | None]:

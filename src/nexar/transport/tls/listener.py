@@ -1,8 +1,7 @@
 """Inbound connections from accept to the finished carrier. Driver only; never blocks.
 
-A carrier needs both halves before the deadline. The first half waits for its answer until the second has sent its
-hello; both get the same answer and end together. `PendingConnections` limits the number. A displaced connection is
-closed without a reason, because its handshake is not complete.
+A carrier needs both halves before the deadline; both get the same answer, once both hellos are here, and end together.
+A displaced connection (`PendingConnections`) is closed without a reason, because its handshake is not complete.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ _SCRAP_BYTES: Final = 64 << 10
 
 
 class RefusedConnections:
-    """Refused sockets, open until the peer has read the reason. Driver only.
+    """Refused sockets, half-closed and drained until the peer closes or LINGER_SECONDS have passed. Driver only.
 
-    Closing a socket with unread bytes sends a reset, and the peer then discards our reason. So the socket is
-    half-closed and drained until the peer closes or LINGER_SECONDS have passed.
+    Closing a socket with unread bytes sends a reset, and the peer then discards our reason.
     """
 
     def __init__(self, selector: Selector, limit: int) -> None:
@@ -228,7 +226,7 @@ class TlsListener:
         assert identity.server is not None
         channel = TlsChannel(connection, identity.server, server_side=True)
         candidate = _UnverifiedConnection(address, channel)
-        candidate.handshake = answer(channel, partial(self._judge, candidate))
+        candidate.handshake = answer(channel, partial(self._answer_to, candidate))
         self._candidates[candidate.descriptor] = candidate
         self._selector.add(candidate.descriptor, partial(self._resume, candidate))
 
@@ -260,7 +258,7 @@ class TlsListener:
             candidate.watching = events
             self._selector.change(candidate.descriptor, events)
 
-    def _judge(
+    def _answer_to(
         self, candidate: _UnverifiedConnection, hello: ConnectionHello, certificate: bytes | None
     ) -> ConnectionHello | None:
         """Return the answer to a hello, None before the other half's hello is here."""
@@ -270,7 +268,7 @@ class TlsListener:
         try:
             self._identity().accepted_peer(certificate, candidate.address)
         except HandshakeFailed as failure:
-            return _refusal(hello, failure.reason, HelloAnswer.NOT_BELIEVED)
+            return _refusal(hello, failure.reason, HelloAnswer.UNVERIFIED)
         if hello.plain not in self._plain_modes:
             ours, theirs = _describe(not hello.plain), _describe(hello.plain)
             return _refusal(hello, f"this node wants {ours} connections, the dialer {theirs} ones", HelloAnswer.REFUSED)
@@ -278,7 +276,6 @@ class TlsListener:
         return None if candidate.waits else ConnectionHello(hello.half, hello.token, hello.plain)
 
     def _pair(self, candidate: _UnverifiedConnection) -> None:
-        """Pair the halves of a dial and renew their deadline."""
         partner = next((other for other in self._candidates.values() if _same_carrier(candidate, other)), None)
         if partner is None:
             return
@@ -305,9 +302,7 @@ class TlsListener:
     # --- ending
 
     def _refuse(self, candidate: _UnverifiedConnection, reason: str) -> None:
-        """End a connection so that the peer can read the reason; also its other half, unless that gets the answer
-        itself.
-        """
+        """Let the peer read the reason. Also ends the other half, unless that gets the answer itself."""
         self._end(candidate, reason, self._refused_connections.close_after_drain)
 
     def _dismiss(self, candidate: _UnverifiedConnection, reason: str) -> None:
@@ -327,9 +322,8 @@ class TlsListener:
             self._end(partner, reason, close)
 
     def _remove(self, candidate: _UnverifiedConnection) -> None:
-        """Forget a connection and break its reference cycle with the generator.
-
-        Otherwise its TLS engine (50 KB) waits for the garbage collector, which counts objects, not bytes.
+        """Break the reference cycle with the generator: otherwise the TLS engine (50 KB) waits for the garbage
+        collector.
         """
         self._pending.leave(candidate.descriptor)
         del self._candidates[candidate.descriptor]
@@ -343,8 +337,8 @@ def _same_carrier(one: _UnverifiedConnection, other: _UnverifiedConnection) -> b
     return same_token and one.channel.engine.getpeercert(True) == other.channel.engine.getpeercert(True)
 
 
-def _refusal(hello: ConnectionHello, reason: str, verdict: HelloAnswer) -> ConnectionHello:
-    return ConnectionHello(hello.half, hello.token, hello.plain, verdict, reason)
+def _refusal(hello: ConnectionHello, reason: str, answer: HelloAnswer) -> ConnectionHello:
+    return ConnectionHello(hello.half, hello.token, hello.plain, answer, reason)
 
 
 def _describe(plain: bool) -> str:

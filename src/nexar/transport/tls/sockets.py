@@ -27,10 +27,7 @@ WRITABLE: Final = select.POLLOUT
 
 
 class Selector:
-    """Callbacks by descriptor. Any thread may call every method but `turn`.
-
-    The Waker does not say which descriptor is ready; `turn` finds all work with one system call.
-    """
+    """Callbacks by descriptor. Any thread may call every method but `run_once`."""
 
     def __init__(self, waker: Waker) -> None:
         self._waker = waker
@@ -38,7 +35,7 @@ class Selector:
         self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._ready: dict[int, Ready] = {}  # any thread; single dict operations
         # Work that no descriptor shows: buffered bytes, ends to report. Any thread appends.
-        self._again: deque[Callable[[], bool]] = deque()
+        self._soon: deque[Callable[[], bool]] = deque()
 
     def add(self, descriptor: int, ready: Ready, events: int = READABLE) -> None:
         self._ready[descriptor] = ready
@@ -55,20 +52,20 @@ class Selector:
         self._poller.unregister(descriptor)
         del self._ready[descriptor]
 
-    def again(self, work: Callable[[], bool]) -> None:
-        """Let the driver call `work` at its next turn."""
-        self._again.append(work)
+    def call_soon(self, work: Callable[[], bool]) -> None:
+        """Let the driver call `work` in its next round."""
+        self._soon.append(work)
         self._waker.wake()
 
     @property
     def has_more(self) -> bool:
-        return bool(self._again)
+        return bool(self._soon)
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Call what is ready, without blocking. Returns whether anything happened."""
         happened = False
-        for _ in range(len(self._again)):
-            happened |= self._again.popleft()()
+        for _ in range(len(self._soon)):
+            happened |= self._soon.popleft()()
         for descriptor, events in self._poller.poll(0):
             # Another thread may have closed the descriptor and reused its number: the new owner finds nothing to read.
             ready = self._ready.get(descriptor)
@@ -102,14 +99,14 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT",
 
 
 def resolve(text: str) -> list[tuple[int, SocketAddress]]:
-    """Return every (family, socket address) of `text`. Raises OSError."""
+    """Return every (family, socket address). Raises OSError."""
     host, port = parse_address(text)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
 
 
 def open_listener(text: str) -> socket.socket:
-    """Return a listening socket. An empty host or `[::]` accepts IPv4 and IPv6. Raises OSError."""
+    """An empty host or `[::]` accepts IPv4 and IPv6. Raises OSError."""
     host, port = parse_address(text)
     if host in ("", "::"):
         listener = _dual_stack(port)
@@ -158,10 +155,8 @@ def _limit_unsent(connection: socket.socket, size_bytes: int) -> None:
 
 
 def request_fast_retry(connection: socket.socket) -> None:
-    """Retransmit every second while connecting; accepted sockets inherit it. Older kernels keep their default.
-
-    TCP backs off exponentially for the sake of bulk data. A handshake is a few packets, and with a third lost it needs
-    several rounds.
+    """Retransmit every second while connecting, instead of backing off exponentially; accepted sockets inherit it.
+    Older kernels keep their default.
     """
     _retry(connection, *_RETRY)
 
@@ -178,7 +173,7 @@ def _retry(connection: socket.socket, option: int, milliseconds: int) -> None:
 
 
 def limit_unread(connection: socket.socket) -> None:
-    """Limit the receive buffer of a near peer, where that does not limit the speed."""
+    """Limit the receive buffer of a near peer, which does not limit the speed."""
     if not (hasattr(socket, "TCP_INFO") and _LARGEST_BUFFER.exists()):
         return
     size = min(_UNREAD_BYTES, int(_LARGEST_BUFFER.read_text()))
@@ -194,7 +189,7 @@ def address_text(place: tuple[Any, ...]) -> str:
 
 
 def pending_error(connection: socket.socket) -> str | None:
-    """Return why a dial failed, None if it did not."""
+    """Return why a dial failed, or None."""
     number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return os.strerror(number) if number else None
 
@@ -206,7 +201,7 @@ PIECE_BYTES: Final = 64 << 10
 
 
 class _Staging(local):
-    """Buffer between socket and engine, one per thread: allocating one per read costs more."""
+    """One buffer per thread between socket and engine: allocating one per read costs more."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(PIECE_BYTES))
@@ -217,7 +212,7 @@ _MSG_MORE: Final = getattr(socket, "MSG_MORE", 0)
 
 
 class Channel(Protocol):
-    """The bytes of one connection, in order. Never blocks, takes no locks; used by one thread at a time."""
+    """The bytes of one connection. Never blocks, takes no locks; one thread at a time."""
 
     socket: socket.socket
     exhausted: bool  # the last read emptied the socket; another would waste a system call
@@ -246,8 +241,7 @@ class TlsChannel:
     """Bytes through TLS.
 
     The engine works on memory: one system call moves several records, and bytes after the end of TLS stay in our
-    buffer. A burst takes 0.25 ms. (With 1 MiB a small message beside a transfer took 3 ms instead of 1, one in a
-    hundred 10.) A frame waits for at most one chunk: 0.5 ms at 1 GB/s.
+    buffer. A burst takes 0.25 ms, and a frame waits for at most one chunk: 0.5 ms at 1 GB/s.
     """
 
     burst_bytes = 256 << 10

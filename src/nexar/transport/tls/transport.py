@@ -87,10 +87,8 @@ _warned = Lock()  # taken once, by the first unencrypted transport of the proces
 
 
 class TlsTransport(Transport):
-    """TLS over TCP.
-
-    `encrypt=False`: plain TCP after TLS authentication, for trusted networks; the scheme is then `tcp`. `plain_too`:
-    accepts both on one port and dials plain where `Expected.plain` asks for it.
+    """TLS over TCP. `encrypt=False`: plain TCP after TLS authentication, for trusted networks; the scheme is then
+    `tcp`. `plain_too`: accepts both on one port and dials plain where `Expected.plain` asks for it.
     """
 
     scheme = "tls"
@@ -169,7 +167,7 @@ class TlsTransport(Transport):
                 return False
             if self._listener is not None:
                 self._listener.expire()
-            return self._selector.turn()
+            return self._selector.run_once()
 
     def prepare_sleep(self) -> bool:
         return not self._selector.has_more
@@ -194,7 +192,6 @@ class TlsTransport(Transport):
             self._selector.close()
 
     def abandon(self) -> None:
-        """Takes no lock: a thread that does not exist here may hold it."""
         self._closed = True
         self._dials.abandon()
         for carrier in list(self._carriers):
@@ -207,14 +204,14 @@ class TlsTransport(Transport):
         limit_unread(data.socket)
         for channel in (control, data):
             restore_retry(channel.socket)
-        judge = decode if peer.verified else decode_unverified
+        decode_frame = decode if peer.verified else decode_unverified
         size = FIRST_BUFFER_BYTES if peer.verified else UNVERIFIED_BUFFER_BYTES
         scheme = "tls"
         if isinstance(data, PlainChannel):
             scheme = "tcp"
             widen(data.socket)
         first, second = (
-            TlsConnection(channel, FrameReader(judge, size), self._selector) for channel in (control, data)
+            TlsConnection(channel, FrameReader(decode_frame, size), self._selector) for channel in (control, data)
         )
         carrier = TlsCarrier(peer, first, second, self._selector, scheme=scheme, dialed=dialed, forget=self._forget)
         with self._lock:

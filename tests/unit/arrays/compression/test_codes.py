@@ -33,7 +33,7 @@ OURS = [
 
 
 @pytest.mark.parametrize("compressor", OURS, ids=lambda each: each.name)
-def test_ours_are_told_in_words(compressor: Compressor) -> None:
+def test_ours_are_described_as_text(compressor: Compressor) -> None:
     assert describe_code(code_of_compressor(compressor, feedback=True)) == f"{compressor.name} with a residual"
     assert describe_code(code_of_compressor(compressor, feedback=False)) == f"{compressor.name} without a residual"
 
@@ -45,7 +45,7 @@ def test_all_marks_differ_and_fit_their_field() -> None:
     assert all(0 < mark < 1 << 31 for mark in marks)
 
 
-def test_what_does_not_fit_is_told_by_its_digest() -> None:
+def test_what_does_not_fit_is_reported_by_its_digest() -> None:
     assert describe_code(code_of_compressor(TopK(1 / 3), feedback=True)).startswith("TopK of the digest ")
     assert describe_code(code_of_compressor(Mine(), feedback=False)).startswith("a compressor of the digest ")
 
@@ -70,10 +70,10 @@ def test_any_name_has_a_mark() -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_any_number_can_be_told(mark: int) -> None:
+def test_any_number_can_be_given(mark: int) -> None:
     assert describe_code(mark)
 
 
 @given(st.integers(1, 10**6).map(lambda number: number / 10**6))
-def test_ratios_as_people_write_them_are_told_exactly(ratio: float) -> None:
+def test_ratios_as_people_write_them_are_exact(ratio: float) -> None:
     assert describe_code(code_of_compressor(RandomK(ratio), feedback=True)) == f"RandomK({ratio!r}) with a residual"

@@ -163,7 +163,7 @@ def test_many_equal_ones_in_several_blocks_are_taken_from_the_front() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.float32, np.float64])
-def test_a_piece_has_the_size_that_was_told_and_means_what_was_chosen(dtype: type) -> None:
+def test_a_piece_has_the_announced_size_and_means_what_was_chosen(dtype: type) -> None:
     array = np.array([0.5, -4, 1, 3, -2], np.float64 if dtype is np.float64 else np.float32)
     compressor, about = TopK(0.5), top_k_terms(array, dtype)
     piece = compressor.compress(array, about)

@@ -21,7 +21,7 @@ WISHES = MeasureOptions(
 
 
 class Answering:
-    """Two ranks that take as long as they are told."""
+    """Two ranks that take as long as they are asked to."""
 
     def __init__(self, name, log, nanoseconds=1_000_000, reply=None):
         self.name, self.log, self.nanoseconds, self.reply = name, log, nanoseconds, reply
@@ -70,7 +70,7 @@ def test_results_are_checked_at_the_beginning_and_at_the_end():
     assert found.figures["gloo"].wrong == 4
 
 
-def test_only_ours_is_told_which_algorithm_to_use():
+def test_only_ours_gets_the_algorithm_to_use():
     log, systems = two()
     row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
     assert {(name, order.algorithm) for name, order in log} == {("nexar", "ring"), ("gloo", None)}

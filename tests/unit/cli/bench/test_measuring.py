@@ -74,7 +74,7 @@ def test_a_third_rank_takes_no_part_in_a_pair():
     assert system.happened == []
 
 
-def test_of_a_pair_rank_0_tells_the_time():
+def test_of_a_pair_rank_0_measures_the_time():
     assert measure(Alone(rank=1), replace(ORDER, measure="p2p-bandwidth")).nanoseconds == ()
     assert len(measure(Alone(rank=0), replace(ORDER, measure="p2p-bandwidth")).nanoseconds) == 3
 

@@ -133,7 +133,7 @@ def test_json_is_all_that_is_shown_where_it_was_asked_for(capsys):
 
 
 @pytest.mark.parametrize(("ours", "right"), [(0, True), (1, False)])
-def test_wrong_results_of_ours_are_told(ours, right):
+def test_wrong_results_of_ours_are_reported(ours, right):
     assert measured(nexar=ours) is right
 
 

@@ -18,7 +18,7 @@ def test_more_hosts_than_a_wire_joins_are_refused():
         pass
 
 
-def test_who_is_not_root_is_told_so(monkeypatch):
+def test_who_is_not_root_is_notified(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda tool: f"/sbin/{tool}")
     monkeypatch.setattr(systems.os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="root"), opened_hosts(2, 1500):
@@ -85,7 +85,7 @@ def test_mpi_is_started_by_its_own_launcher_with_our_sources(peers, name):
 
 
 @pytest.mark.parametrize(("name", "flag"), [("openmpi", "mpi_yield_when_idle"), ("mpich", "POLLS_BEFORE_YIELD")])
-def test_ranks_that_share_cores_are_told_to_yield(peers, name, flag):
+def test_ranks_that_share_cores_are_configured_to_yield(peers, name, flag):
     assert flag not in plan_other(name, setting(peers, ranks=2)).flags
     assert flag in plan_other(name, setting(peers, ranks=4)).flags
 

@@ -24,7 +24,7 @@ from tests.unit.cli.doctor.seen import report
         ConclusionMessage((DoctorFinding("open port 1"),)),
     ],
 )
-def test_what_one_doctor_says_the_other_hears(said):
+def test_what_one_doctor_sends_the_other_receives(said):
     assert decode_probe(encode_probe(said)) == said
 
 

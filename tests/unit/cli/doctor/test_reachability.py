@@ -47,7 +47,7 @@ def test_what_only_slows_a_cluster_down_would_help(changes, words):
     assert not finding.needed
 
 
-def test_who_does_not_want_quic_hears_nothing_of_it():
+def test_who_does_not_want_quic_reads_nothing_about_it():
     without = (Version("nexar", "0.1.0"), Version("nexar-native", None))
     assert machine_findings(machine(wanted=("shm", "tls"), versions=without, limits=SMALL)) == []
 
@@ -102,7 +102,7 @@ def test_a_direction_that_is_closed_altogether_has_to_be_opened():
     ]
 
 
-def test_two_hosts_that_cannot_reach_each_other_are_told_so_once():
+def test_two_hosts_that_cannot_reach_each_other_are_reported_once():
     (text,) = texts(cluster_findings(two(("lost", "refused"), ("lost", "lost")), 2))
     assert text.startswith("a and b cannot reach each other (UDP: lost; TCP: refused): open port 4000")
 
@@ -123,7 +123,7 @@ def test_a_rank_that_sent_no_report_is_named():
     ]
 
 
-def test_hosts_of_one_name_are_told_apart_by_their_ids():
+def test_hosts_of_one_name_are_distinguished_by_their_ids():
     seen = two(("lost", GOOD), (GOOD, GOOD))
     alike = {
         rank: replace(each, machine=replace(each.machine, name="node", host=f"id{rank}")) for rank, each in seen.items()

@@ -1,4 +1,4 @@
-"""Stories at the door, told in few words: somebody knocks, says hello, applies; what does the machine want done?"""
+"""Stories at the seed, in few lines: a node dials, says hello, applies; what does the machine want done?"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,23 +44,23 @@ def application(host: str = "a", rank: int | None = None, launcher: int = 0, epo
 
 
 @dataclass
-class Door:
+class AdmissionScene:
     """An Admission, and everything it wanted so far."""
 
     machine: Admission
     now: float = 0.0
     actions: list[AdmissionAction] = field(default_factory=list)
 
-    def tell(self, *events: AdmissionEvent) -> list[AdmissionAction]:
+    def feed(self, *events: AdmissionEvent) -> list[AdmissionAction]:
         """What it wants done about these."""
         answer = [action for event in events for action in self.machine.step(event, self.now)]
         self.actions += answer
         return answer
 
     def greet(self, connection: int, node: int | None = None, role: Role = "candidate") -> list[AdmissionAction]:
-        """Knock and say hello."""
+        """Dial and say hello."""
         said = hello(connection if node is None else node, role)
-        return self.tell(ConnectionOpened(connection, f"10.0.0.9:{connection}"), HelloReceived(connection, said))
+        return self.feed(ConnectionOpened(connection, f"10.0.0.9:{connection}"), HelloReceived(connection, said))
 
     def join(
         self,
@@ -74,12 +74,12 @@ class Door:
         knows_secret: bool = True,
         fingerprint: bytes | None = None,
     ) -> list[AdmissionAction]:
-        """All that a candidate does. Its node id is the number of its connection unless told."""
+        """All that a candidate does. Its node id is the number of its connection unless given."""
         node = connection if node is None else node
         shown = key(node) if fingerprint is None else fingerprint
         asked = application(host, rank, launcher, epoch)
         applied = JoinRequested(connection, asked, knows_secret, shown)
-        return self.greet(connection, node) + self.tell(applied, JoinerReady(connection))
+        return self.greet(connection, node) + self.feed(applied, JoinerReady(connection))
 
     def reserve(
         self, connection: int, count: int, first_rank: int | None = None, *, node: int | None = None, ok: bool = True
@@ -87,7 +87,7 @@ class Door:
         """All that a launcher does."""
         node = connection if node is None else node
         asked = ReserveRanks(PROOF, b"request", "a", count, first_rank)
-        return self.greet(connection, node, "launcher") + self.tell(RanksRequested(connection, asked, ok, key(node)))
+        return self.greet(connection, node, "launcher") + self.feed(RanksRequested(connection, asked, ok, key(node)))
 
     def order(self) -> list[int]:
         """Nodes in order of rank."""
@@ -95,7 +95,7 @@ class Door:
         return [member.node for member in self.machine.membership.members]
 
 
-def a_door(
+def an_admission(
     size: int,
     *,
     timeout: float = 60.0,
@@ -105,11 +105,11 @@ def a_door(
     most: int = 0,
     seed: PinnedNode = SEED,
     own_delay: Callable[[], float] = lambda: 0.0,
-) -> Door:
+) -> AdmissionScene:
     rules = AdmissionLimits(
         max_pending=max_pending, auth_timeout=auth_timeout, elastic=elastic, most=most, own_delay=own_delay
     )
-    return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, limits=rules, seed=seed))
+    return AdmissionScene(Admission("cluster", size, started=0.0, formation_timeout=timeout, limits=rules, seed=seed))
 
 
 def only(actions: list[AdmissionAction], kind: type[_Kind]) -> _Kind:
@@ -132,8 +132,8 @@ def ends(actions: list[AdmissionAction]) -> list[int]:
     return [action.connection for action in actions if isinstance(action, RefuseConnection | DropConnection)] + failed
 
 
-def told(actions: list[AdmissionAction], kind: type[_Message]) -> list[tuple[_Message, tuple[int, ...]]]:
+def notified(actions: list[AdmissionAction], kind: type[_Message]) -> list[tuple[_Message, tuple[int, ...]]]:
     """Messages of this kind, and to whom."""
     return [
-        (tell.message, tell.connections) for tell in every(actions, NotifyConnections) if isinstance(tell.message, kind)
+        (feed.message, feed.connections) for feed in every(actions, NotifyConnections) if isinstance(feed.message, kind)
     ]

@@ -13,12 +13,12 @@ from nexar.cluster.decisions.refusals import Refusal
 from nexar.wire.hello import Hello
 
 
-def guest(role: str = "onlooker") -> JoinConnectionState:
+def pending(role: str = "onlooker") -> JoinConnectionState:
     return JoinConnectionState(1, "10.0.0.1:1", Hello(7, role))  # type: ignore[arg-type]
 
 
-def test_an_onlooker_proves_itself_once_and_needs_no_key() -> None:
-    somebody = guest()
+def test_an_observer_proves_itself_once_and_needs_no_key() -> None:
+    somebody = pending()
     assert authenticate(somebody, "onlooker", BoardRequested(1, proof_ok=True)).node == 7
     assert somebody.watches
     assert not somebody.fingerprint
@@ -27,7 +27,7 @@ def test_an_onlooker_proves_itself_once_and_needs_no_key() -> None:
 
 
 def test_who_does_not_know_the_secret_sees_nothing() -> None:
-    somebody = guest()
+    somebody = pending()
     with pytest.raises(Refusal, match=WRONG_SECRET):
         authenticate(somebody, "onlooker", BoardRequested(1, proof_ok=False))
     assert not somebody.watches
@@ -37,7 +37,7 @@ def test_nobody_watches_before_its_hello_or_in_another_role() -> None:
     with pytest.raises(Refusal, match="before it sent its hello"):
         authenticate(JoinConnectionState(1, "here"), "onlooker", BoardRequested(1, proof_ok=True))
     with pytest.raises(Refusal, match="says candidate, but its request is for the role onlooker"):
-        authenticate(guest("candidate"), "onlooker", BoardRequested(1, proof_ok=True))
+        authenticate(pending("candidate"), "onlooker", BoardRequested(1, proof_ok=True))
 
 
 def test_there_are_only_so_many_onlookers() -> None:
@@ -50,5 +50,5 @@ def test_there_are_only_so_many_onlookers() -> None:
     onlookers.enter(JoinConnectionState(1000, "here"))
 
 
-def test_without_a_word_a_cluster_is_not_elastic_and_has_no_limit_of_its_own() -> None:
+def test_by_default_a_cluster_is_not_elastic_and_has_no_limit_of_its_own() -> None:
     assert (AdmissionLimits().elastic, AdmissionLimits().most) == (False, 0)

@@ -33,9 +33,9 @@ ALL_REDUCE = CurrentCall(0, "all_reduce", 1234, step=3, age=6.0)
 class Watch:
     """A detector, and a clock that stops at every tick."""
 
-    def __init__(self, *nodes: int, tells_apart: bool = True) -> None:
+    def __init__(self, *nodes: int, sends_when_stuck: bool = True) -> None:
         self.now = 100.0
-        self.tells_apart = tells_apart
+        self.sends_when_stuck = sends_when_stuck
         self.detector = FailureDetector(INTERVAL, TIMEOUT, STUCK)
         self.detector.watch(nodes or (PEER,), self.now)
         self.received = 0
@@ -53,7 +53,7 @@ class Watch:
 
     def come(self, *, packets: bool = False, beat: Beat | None = None) -> None:
         self.received += packets
-        self.detector.packets(PEER, self.received, self.now, tells_apart=self.tells_apart)
+        self.detector.packets(PEER, self.received, self.now, sends_when_stuck=self.sends_when_stuck)
         if beat is not None:
             self.detector.beat(PEER, beat, self.now)
 
@@ -72,7 +72,7 @@ def test_who_beats_is_alive_and_that_is_no_news(watch: Watch) -> None:
     assert watch.pass_(300, packets=True, beat=Beat(1)) == []
 
 
-def test_who_says_nothing_at_all_is_silent_after_the_timeout_and_that_is_told_once(watch: Watch) -> None:
+def test_who_sends_nothing_at_all_is_silent_after_the_timeout_and_that_is_reported_once(watch: Watch) -> None:
     watch.pass_(3, packets=True, beat=Beat(1))
     assert watch.pass_(4.9) == []
     (found,) = watch.pass_(30)
@@ -80,14 +80,14 @@ def test_who_says_nothing_at_all_is_silent_after_the_timeout_and_that_is_told_on
     assert found.cause.startswith("no packet for 5 s")
 
 
-def test_who_is_heard_again_is_told_as_alive(watch: Watch) -> None:
+def test_who_sends_again_is_reported_as_alive(watch: Watch) -> None:
     watch.pass_(10)
     (found,) = watch.pass_(1, packets=True, beat=Beat(1))
     assert (found.state, found.is_loss) == ("alive", False)
     assert watch.pass_(4, packets=True, beat=Beat(1)) == []
 
 
-def test_who_is_heard_again_is_not_stuck_for_the_beats_of_its_silence(watch: Watch) -> None:
+def test_who_is_alive_again_is_not_stuck_for_the_beats_of_its_silence(watch: Watch) -> None:
     watch.pass_(3, packets=True, beat=Beat(1))
     watch.pass_(30)
     assert [found.state for found in watch.pass_(TIMEOUT - 0.1, packets=True)] == ["alive"]
@@ -105,7 +105,7 @@ def test_packets_without_beats_are_a_process_that_is_stuck_and_no_loss_for_a_min
     assert hung.cause == "alive but stuck in all_reduce #1234 for 66 s, no beat for 60 s"
 
 
-def test_a_process_that_is_stuck_in_no_call_is_told_as_well(watch: Watch) -> None:
+def test_a_process_that_is_stuck_in_no_call_is_reported_as_well(watch: Watch) -> None:
     (stuck,) = watch.pass_(10, packets=True)
     assert stuck.cause == "alive but stuck, no beat for 5 s: its Python code does not run"
     assert [found.state for found in watch.pass_(3, packets=True, beat=Beat(1))] == ["alive"]
@@ -117,7 +117,7 @@ def test_a_process_that_is_stuck_and_then_stops_is_silent(watch: Watch) -> None:
 
 
 def test_where_nothing_comes_without_python_stuck_and_stopped_are_one_loss() -> None:
-    watch = Watch(tells_apart=False)
+    watch = Watch(sends_when_stuck=False)
     watch.pass_(2, packets=True, beat=Beat(1, (ALL_REDUCE,)))
     found = watch.pass_(30)[-1]
     assert found.state == "silent"
@@ -126,7 +126,7 @@ def test_where_nothing_comes_without_python_stuck_and_stopped_are_one_loss() -> 
     )
 
 
-def test_a_call_that_does_not_move_is_told_once_and_never_lost(watch: Watch) -> None:
+def test_a_call_that_does_not_move_is_reported_once_and_never_lost(watch: Watch) -> None:
     (stuck,) = watch.pass_(1000, packets=True, beat=Beat(1, (CurrentCall(0, "barrier", 2, age=1.0), ALL_REDUCE)))
     assert (stuck.state, stuck.doing, stuck.is_loss) == ("stuck", ALL_REDUCE, False)
     assert stuck.cause == "alive, stuck in all_reduce #1234 for 6 s"
@@ -237,17 +237,17 @@ def test_a_tick_that_is_a_little_late_is_no_pause() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.booleans(), st.booleans()), max_size=60))
-def test_nobody_is_lost_within_a_timeout_of_being_heard(steps: list[tuple[float, bool, bool]]) -> None:
+def test_nobody_is_lost_within_a_timeout_of_its_last_message(steps: list[tuple[float, bool, bool]]) -> None:
     watch = Watch()
-    watch.come()  # what had come before it was watched: the first count tells nothing
-    heard = watch.now
+    watch.come()  # what had come before it was watched: the first count shows nothing
+    last_seen = watch.now
     for seconds, packet, beat in steps:
         watch.now += seconds
         if packet or beat:
             watch.come(packets=packet, beat=Beat(1) if beat else None)
-            heard = watch.now
+            last_seen = watch.now
         lost = [found for found in watch.detector.tick(watch.now) if found.state == "silent"]
-        assert not lost or watch.now - heard >= TIMEOUT
+        assert not lost or watch.now - last_seen >= TIMEOUT
         due = watch.detector.due(watch.now)
         assert due is not None
         assert watch.now < due <= watch.now + INTERVAL
@@ -260,7 +260,7 @@ def test_a_node_that_runs_slowly_waits_longer_by_its_own_delay(watch: Watch) -> 
     assert [found.state for found in watch.pass_(0.2)] == ["silent"]
 
 
-def test_whoever_was_given_up_by_a_slow_node_is_told_which_setting_to_raise(watch: Watch) -> None:
+def test_whoever_was_given_up_by_a_slow_node_is_notified_which_setting_to_raise(watch: Watch) -> None:
     (found,) = watch.pass_(30)
     assert found.cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
 

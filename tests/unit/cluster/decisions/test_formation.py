@@ -4,7 +4,7 @@ Joiners that come before an elastic cluster has formed: they wait, and come in w
 
 A membership in the making holds who was let in, and nothing of who went.
 
-What comes of guests while a cluster forms; the stories at the door are in test_admission.
+What comes of joiners while a cluster forms; the stories at the seed are in test_admission.
 """
 
 import pytest
@@ -30,15 +30,15 @@ from nexar.wire.join import Current, ReserveRanks, WaitingJoiners
 from tests.unit.cluster.decisions.admission_scene import (
     PROOF,
     SEED,
-    Door,
-    a_door,
+    AdmissionScene,
+    an_admission,
     application,
     ends,
     every,
     hello,
     key,
+    notified,
     only,
-    told,
 )
 
 LAUNCHER = JoinConnectionState(51, "10.0.0.9:51", hello(51, "launcher"))
@@ -84,7 +84,7 @@ def test_nobody_reports_the_children_of_others() -> None:
         )
 
 
-def guest(node: int) -> JoinConnectionState:
+def candidate(node: int) -> JoinConnectionState:
     return JoinConnectionState(node, f"10.0.0.9:{node}", hello(node))
 
 
@@ -97,14 +97,14 @@ def early_member(node: int) -> Member:
 
 def test_who_finds_no_place_waits_up_to_the_maximum() -> None:
     early, formation = EarlyJoiners(1, AdmissionLimits(elastic=True, most=2)), DraftMembership("cluster", 1, SEED)
-    assert early.admit(formation, guest(1), early_member(1), None)
-    waiting = guest(2)
+    assert early.admit(formation, candidate(1), early_member(1), None)
+    waiting = candidate(2)
     assert not early.admit(formation, waiting, early_member(2), None)
     with pytest.raises(Refusal, match="formed of 1, 1 wait to join, and no more than 2 are allowed"):
-        early.admit(formation, guest(3), early_member(3), None)
+        early.admit(formation, candidate(3), early_member(3), None)
     assert early.find(2) is waiting
     assert early.make_ready(waiting)
-    assert not early.make_ready(guest(2))  # another connection
+    assert not early.make_ready(candidate(2))  # another connection
     assert early.promote(formation) is None  # there is no place
     taken = early.take()
     assert taken is not None
@@ -114,26 +114,26 @@ def test_who_finds_no_place_waits_up_to_the_maximum() -> None:
 
 def test_where_the_cluster_is_not_elastic_nobody_waits() -> None:
     early, formation = EarlyJoiners(1, AdmissionLimits()), DraftMembership("cluster", 1, SEED)
-    early.admit(formation, guest(1), early_member(1), None)
+    early.admit(formation, candidate(1), early_member(1), None)
     with pytest.raises(NoRanksLeft, match="all 1 places are taken"):
-        early.admit(formation, guest(2), early_member(2), None)
+        early.admit(formation, candidate(2), early_member(2), None)
     with pytest.raises(NoRanksLeft):
         early.reserve(formation, PinnedNode(51, key(51)), ReserveRanks(PROOF, b"request", "a", 1, None))
 
 
-def test_a_wish_that_cannot_be_granted_is_refused_and_does_not_wait() -> None:
+def test_a_request_that_cannot_be_granted_is_refused_and_does_not_wait() -> None:
     early, formation = EarlyJoiners(2, AdmissionLimits(elastic=True)), DraftMembership("cluster", 2, SEED)
-    early.admit(formation, guest(1), early_member(1), 0)
+    early.admit(formation, candidate(1), early_member(1), 0)
     with pytest.raises(Refusal, match="rank 0 is held"):
-        early.admit(formation, guest(2), early_member(2), 0)
+        early.admit(formation, candidate(2), early_member(2), 0)
     assert early.find(2) is None
 
 
-def test_who_goes_waits_no_longer_and_a_stranger_changes_nothing() -> None:
+def test_who_goes_waits_no_longer_and_an_unknown_node_changes_nothing() -> None:
     early, formation = EarlyJoiners(1, AdmissionLimits(elastic=True)), DraftMembership("cluster", 1, SEED)
     for node in (1, 2, 3):
-        early.admit(formation, guest(node), early_member(node), None)
-    early.withdraw(guest(3))  # another connection of it
+        early.admit(formation, candidate(node), early_member(node), None)
+    early.withdraw(candidate(3))  # another connection of it
     assert early.find(3) is not None
     found = early.find(3)
     assert found is not None
@@ -143,100 +143,100 @@ def test_who_goes_waits_no_longer_and_a_stranger_changes_nothing() -> None:
     assert early.take() is None
 
 
-# ---------------------------------------------------------------- at the door
+# ---------------------------------------------------------------- at the seed
 
 
-def waiting_of(door: Door) -> list[int]:
-    """Whom the members were told of last."""
-    message, _ = told(door.actions, WaitingJoiners)[-1]
+def waiting_of(admission: AdmissionScene) -> list[int]:
+    """Whom the members learned of last."""
+    message, _ = notified(admission.actions, WaitingJoiners)[-1]
     return [decode_member(each).node for each in message.members]
 
 
-def test_they_wait_at_the_door_and_the_members_hear_of_them_when_the_cluster_has_formed() -> None:
-    door = a_door(2, elastic=True, most=4)
-    door.reserve(51, 2)
+def test_they_wait_at_the_seed_and_the_members_learn_of_them_when_the_cluster_has_formed() -> None:
+    admission = an_admission(2, elastic=True, most=4)
+    admission.reserve(51, 2)
     for node in (3, 4):
-        assert only(door.join(node), AdmitNode).node == node
-    assert "no more than 4" in only(door.join(5), RefuseConnection).reason
-    door.join(1, rank=0, launcher=51)
-    actions = door.join(2, rank=1, launcher=51)
+        assert only(admission.join(node), AdmitNode).node == node
+    assert "no more than 4" in only(admission.join(5), RefuseConnection).reason
+    admission.join(1, rank=0, launcher=51)
+    actions = admission.join(2, rank=1, launcher=51)
     assert set(only(actions, CommitMembership).connections) == {1, 2, 51}  # not those who wait
-    assert [to for _, to in told(actions, Current)] == [(3,), (4,)]
-    assert waiting_of(door) == [3, 4]
-    assert door.order() == [1, 2]
+    assert [to for _, to in notified(actions, Current)] == [(3,), (4,)]
+    assert waiting_of(admission) == [3, 4]
+    assert admission.order() == [1, 2]
 
 
 def test_who_was_not_ready_is_waited_for_after_the_formation_too() -> None:
-    door = a_door(1, elastic=True)
-    door.reserve(51, 1)
-    door.greet(3)
-    door.tell(JoinRequested(3, application(), True, key(3)))
-    assert told(door.join(1, rank=0, launcher=51), Current) == []
-    assert [to for _, to in told(door.tell(JoinerReady(3)), Current)] == [(3,)]
-    assert waiting_of(door) == [3]
+    admission = an_admission(1, elastic=True)
+    admission.reserve(51, 1)
+    admission.greet(3)
+    admission.feed(JoinRequested(3, application(), True, key(3)))
+    assert notified(admission.join(1, rank=0, launcher=51), Current) == []
+    assert [to for _, to in notified(admission.feed(JoinerReady(3)), Current)] == [(3,)]
+    assert waiting_of(admission) == [3]
 
 
 def test_a_place_that_becomes_free_is_for_the_first_who_waits() -> None:
-    door = a_door(2, elastic=True)
-    door.reserve(51, 1)
-    door.join(1)
-    door.join(2)
-    assert door.machine.membership is None
-    commit = only(door.tell(ConnectionEnded(51, "killed")), CommitMembership)
+    admission = an_admission(2, elastic=True)
+    admission.reserve(51, 1)
+    admission.join(1)
+    admission.join(2)
+    assert admission.machine.membership is None
+    commit = only(admission.feed(ConnectionEnded(51, "killed")), CommitMembership)
     assert sorted(each.node for each in commit.membership.members) == [1, 2]
 
 
 def test_when_a_whole_block_becomes_free_as_many_of_those_who_wait_get_a_place() -> None:
-    door = a_door(3, elastic=True)
-    door.reserve(51, 3)
+    admission = an_admission(3, elastic=True)
+    admission.reserve(51, 3)
     for node in (1, 2, 3, 4):
-        door.join(node)
-    actions = door.tell(ConnectionEnded(51, "killed"))
+        admission.join(node)
+    actions = admission.feed(ConnectionEnded(51, "killed"))
     commit = only(actions, CommitMembership)
     assert sorted(each.node for each in commit.membership.members) == [1, 2, 3]
-    assert waiting_of(door) == [4]
+    assert waiting_of(admission) == [4]
 
 
 def test_who_gets_a_place_late_does_not_wait_for_children_that_have_ended() -> None:
-    door = a_door(2, elastic=True)
-    door.reserve(51, 1)
-    door.reserve(52, 1)
-    door.join(3)
-    assert every(door.tell(ChildReported(52, 1, "it had nothing to do", well=True)), FailFormation) == []
-    fail = only(door.tell(ConnectionEnded(51, "killed")), FailFormation)
+    admission = an_admission(2, elastic=True)
+    admission.reserve(51, 1)
+    admission.reserve(52, 1)
+    admission.join(3)
+    assert every(admission.feed(ChildReported(52, 1, "it had nothing to do", well=True)), FailFormation) == []
+    fail = only(admission.feed(ConnectionEnded(51, "killed")), FailFormation)
     assert any("it ended before the cluster had formed" in reason for reason in fail.refused.values())
     assert sorted(fail.connections) == [3, 52]
 
 
 def test_a_launcher_that_comes_early_gets_no_ranks_and_its_children_wait() -> None:
-    door = a_door(1, elastic=True, most=3)
-    door.reserve(51, 1)
-    admit = only(door.reserve(52, 2), AdmitNode)
+    admission = an_admission(1, elastic=True, most=3)
+    admission.reserve(51, 1)
+    admit = only(admission.reserve(52, 2), AdmitNode)
     assert (admit.first_rank, admit.group_rank) == (None, None)
-    assert "no more than 3" in only(door.reserve(53, 3), RefuseConnection).reason
-    door.join(2, launcher=52)
-    door.join(1, rank=0, launcher=51)
-    assert waiting_of(door) == [2]
-    door.tell(ConnectionEnded(52, "killed"))  # it held nothing
+    assert "no more than 3" in only(admission.reserve(53, 3), RefuseConnection).reason
+    admission.join(2, launcher=52)
+    admission.join(1, rank=0, launcher=51)
+    assert waiting_of(admission) == [2]
+    admission.feed(ConnectionEnded(52, "killed"))  # it held nothing
 
 
-def test_when_the_formation_fails_those_who_wait_are_told() -> None:
-    door = a_door(1, elastic=True)
-    door.reserve(51, 1)
-    door.join(2)
-    door.now = 61.0
-    actions = door.tell(AdmissionTick())
+def test_when_the_formation_fails_those_who_wait_are_notified() -> None:
+    admission = an_admission(1, elastic=True)
+    admission.reserve(51, 1)
+    admission.join(2)
+    admission.now = 61.0
+    actions = admission.feed(AdmissionTick())
     assert sorted(only(actions, FailFormation).connections) == [2, 51]
     assert sorted(ends(actions)) == [2, 51]
 
 
 def test_who_waits_and_comes_again_is_refused_while_its_first_connection_lives() -> None:
-    door = a_door(1, elastic=True)
-    door.reserve(51, 1)
-    door.join(2)
-    assert "has joined already" in only(door.join(12, node=2), RefuseConnection).reason
-    door.tell(ConnectionEnded(2, "killed"))
-    assert len(every(door.join(12, node=2), AdmitNode)) == 1
+    admission = an_admission(1, elastic=True)
+    admission.reserve(51, 1)
+    admission.join(2)
+    assert "has joined already" in only(admission.join(12, node=2), RefuseConnection).reason
+    admission.feed(ConnectionEnded(2, "killed"))
+    assert len(every(admission.join(12, node=2), AdmitNode)) == 1
 
 
 def member(node: int, launcher: int = 0, address: str = "10.0.0.1:1") -> Member:
@@ -289,8 +289,8 @@ def test_nobody_takes_more_than_its_share_of_the_membership() -> None:
     assert formation.rank_of(2) is None
 
 
-def note(kind: SeedEventKind, guest: JoinConnectionState, reason: str = "") -> SeedEvent:
-    return SeedEvent(kind, guest.address, guest.node, None, reason)
+def note(kind: SeedEventKind, candidate: JoinConnectionState, reason: str = "") -> SeedEvent:
+    return SeedEvent(kind, candidate.address, candidate.node, None, reason)
 
 
 class Scene:
@@ -311,21 +311,25 @@ class Scene:
             note=note,
         )
 
-    def guest(self, node: int) -> JoinConnectionState:
+    def candidate(self, node: int) -> JoinConnectionState:
         return JoinConnectionState(node, f"10.0.0.9:{node}", hello=hello(node), fingerprint=key(node))
 
     def apply(self, node: int, *, ready: bool = True, epoch: int = 0) -> JoinConnectionState:
-        guest = self.guest(node)
-        self.forming.applied(guest, hello(node), JoinRequested(node, application(epoch=epoch), True, key(node)))
+        candidate = self.candidate(node)
+        self.forming.join_requested(
+            candidate, hello(node), JoinRequested(node, application(epoch=epoch), True, key(node))
+        )
         if ready:
-            self.forming.ready(guest)
-        return guest
+            self.forming.ready(candidate)
+        return candidate
 
     def reserve(self, node: int, count: int) -> JoinConnectionState:
-        guest = self.guest(node)
-        (admit, _) = self.forming.reserved(guest, hello(node, "launcher"), ReserveRanks(PROOF, b"request", "a", count))
+        candidate = self.candidate(node)
+        (admit, _) = self.forming.reserved(
+            candidate, hello(node, "launcher"), ReserveRanks(PROOF, b"request", "a", count)
+        )
         assert isinstance(admit, AdmitNode)
-        return guest
+        return candidate
 
 
 def test_it_is_complete_when_everybody_is_there_and_can_be_dialed() -> None:
@@ -378,4 +382,4 @@ def test_a_member_of_another_cluster_is_refused() -> None:
 def test_who_has_not_joined_cannot_be_ready() -> None:
     scene = Scene(2)
     with pytest.raises(Refusal, match="has not joined"):
-        scene.forming.ready(scene.guest(1))
+        scene.forming.ready(scene.candidate(1))

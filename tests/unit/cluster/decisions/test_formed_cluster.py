@@ -23,95 +23,117 @@ from nexar.cluster.decisions.admission_events import (
 )
 from nexar.cluster.decisions.formed_cluster import MemberRegister
 from nexar.cluster.decisions.refusals import Refusal
-from nexar.cluster.membership import Change, Departure, Member, Membership, MembershipError, PinnedNode, decode_member
+from nexar.cluster.membership import (
+    Change,
+    Departure,
+    Member,
+    Membership,
+    MembershipError,
+    PinnedNode,
+    decode_member,
+    decode_membership,
+    encode_membership,
+)
 from nexar.wire.control import Chosen, Ping, decode
 from nexar.wire.join import Current, MemberDied, SeedPaxosMessage, WaitingJoiners
-from tests.unit.cluster.decisions.admission_scene import Door, a_door, application, ends, every, key, notes, only, told
+from tests.unit.cluster.decisions.admission_scene import (
+    AdmissionScene,
+    an_admission,
+    application,
+    ends,
+    every,
+    key,
+    notes,
+    notified,
+    only,
+)
 
 LATE = "the cluster has formed with 2 members and is not elastic"
 
 
-def formed(*, elastic: bool = True, most: int = 0) -> Door:
+def formed(*, elastic: bool = True, most: int = 0) -> AdmissionScene:
     """Members 1 and 2 on connections of these numbers; 1 was started by launcher 51."""
-    door = a_door(2, elastic=elastic, most=most)
-    door.reserve(51, 1)
-    door.join(1, rank=0, launcher=51)
-    door.join(2)
-    return door
+    admission = an_admission(2, elastic=elastic, most=most)
+    admission.reserve(51, 1)
+    admission.join(1, rank=0, launcher=51)
+    admission.join(2)
+    return admission
 
 
-def resumed(door: Door, *, elastic: bool = True) -> Door:
-    membership = door.machine.membership
+def resumed(admission: AdmissionScene, *, elastic: bool = True) -> AdmissionScene:
+    membership = admission.machine.membership
     assert membership is not None
-    return Door(Admission.resumed(Membership.decode(membership.encode()), limits=AdmissionLimits(elastic=elastic)))
+    return AdmissionScene(
+        Admission.resumed(decode_membership(encode_membership(membership)), limits=AdmissionLimits(elastic=elastic))
+    )
 
 
-def waiting(door: Door) -> tuple[Member, ...]:
-    """Who waits, as the members were told last."""
-    message, _ = told(door.actions, WaitingJoiners)[-1]
+def waiting(admission: AdmissionScene) -> tuple[Member, ...]:
+    """Who waits, as the members were notified last."""
+    message, _ = notified(admission.actions, WaitingJoiners)[-1]
     return tuple(map(decode_member, message.members))
 
 
 def choose(
-    door: Door, *, left: tuple[Departure, ...] = (), joined: tuple[Member, ...] = (), by: int = 2
+    admission: AdmissionScene, *, left: tuple[Departure, ...] = (), joined: tuple[Member, ...] = (), by: int = 2
 ) -> list[AdmissionAction]:
-    """A member tells what was chosen."""
-    assert door.machine.membership is not None
-    epoch = door.machine.membership.epoch
+    """A member reports what was chosen."""
+    assert admission.machine.membership is not None
+    epoch = admission.machine.membership.epoch
     chosen = Chosen((0, epoch, 0), Change(epoch + 1, left=left, joined=joined).encode())
-    return door.tell(MemberMessageReceived(by, chosen))
+    return admission.feed(MemberMessageReceived(by, chosen))
 
 
 # ---------------------------------------------------------------- joining
 
 
-def test_a_joiner_is_let_in_and_waits_and_all_are_told_when_it_can_be_dialed() -> None:
-    door = formed()
-    actions = door.join(3, rank=0)  # a rank means nothing any more
+def test_a_joiner_is_let_in_and_waits_and_all_are_notified_when_it_can_be_dialed() -> None:
+    admission = formed()
+    actions = admission.join(3, rank=0)  # a rank means nothing any more
     assert only(actions, AdmitNode).rank is None
-    ((current, to),) = told(actions, Current)
-    assert (Membership.decode(current.membership), to) == (door.machine.membership, (3,))
-    ((message, to),) = told(actions, WaitingJoiners)
+    ((current, to),) = notified(actions, Current)
+    assert (decode_membership(current.membership), to) == (admission.machine.membership, (3,))
+    ((message, to),) = notified(actions, WaitingJoiners)
     assert [decode_member(each).node for each in message.members] == [3]
     assert to == (1, 2)
-    assert door.order() == [1, 2]
+    assert admission.order() == [1, 2]
 
 
-def test_before_it_can_be_dialed_nobody_is_told() -> None:
-    door = formed()
-    door.join(3)
+def test_before_it_can_be_dialed_nobody_is_notified() -> None:
+    admission = formed()
+    admission.join(3)
     applied = JoinRequested(4, application(), True, key(4))
-    assert told(door.greet(4) + door.tell(applied), WaitingJoiners) == []
-    assert door.tell(ConnectionEnded(4, "changed its mind")) == [
+    assert notified(admission.greet(4) + admission.feed(applied), WaitingJoiners) == []
+    assert admission.feed(ConnectionEnded(4, "changed its mind")) == [
         SeedEvent("gone", "10.0.0.9:4", 4, None, "changed its mind")
     ]
-    assert [member.node for member in waiting(door)] == [3]
+    assert [member.node for member in waiting(admission)] == [3]
 
 
 def test_a_joiner_that_goes_away_waits_no_more() -> None:
     for end in (ConnectionEnded(3, "killed"), LeaveReceived(3, "changed its mind")):
-        door = formed()
-        door.join(3)
-        actions = door.tell(end)
-        assert told(actions, WaitingJoiners) == [(WaitingJoiners(), (1, 2))]
+        admission = formed()
+        admission.join(3)
+        actions = admission.feed(end)
+        assert notified(actions, WaitingJoiners) == [(WaitingJoiners(), (1, 2))]
         assert only(actions, SeedEvent).rank is None
 
 
 def test_a_joiner_that_comes_back_on_another_line_waits_once() -> None:
-    door = formed()
-    door.join(3)
-    actions = door.join(13, node=3)
+    admission = formed()
+    admission.join(3)
+    actions = admission.join(13, node=3)
     assert only(actions, DropConnection).connection == 3
-    assert [member.node for member in waiting(door)] == [3]
-    assert "another key" in only(door.join(14, node=3, fingerprint=b"x" * 32), RefuseConnection).reason
+    assert [member.node for member in waiting(admission)] == [3]
+    assert "another key" in only(admission.join(14, node=3, fingerprint=b"x" * 32), RefuseConnection).reason
 
 
 def test_above_the_maximum_joiners_are_refused_with_that_reason() -> None:
-    door = formed(most=3)
-    door.join(3)
-    assert "no more than 3 are allowed" in only(door.join(4), RefuseConnection).reason
-    door.tell(ConnectionEnded(1, "killed"))  # who died makes room for who is started in its place
-    assert every(door.join(5), AdmitNode)
+    admission = formed(most=3)
+    admission.join(3)
+    assert "no more than 3 are allowed" in only(admission.join(4), RefuseConnection).reason
+    admission.feed(ConnectionEnded(1, "killed"))  # who died makes room for who is started in its place
+    assert every(admission.join(5), AdmitNode)
 
 
 def test_a_cluster_that_is_not_elastic_refuses_them() -> None:
@@ -119,91 +141,91 @@ def test_a_cluster_that_is_not_elastic_refuses_them() -> None:
 
 
 def test_a_known_node_does_not_join_as_somebody_else() -> None:
-    door = formed()
-    assert "in another role" in only(door.join(3, node=51), RefuseConnection).reason
-    assert "has not joined" in only(door.tell(JoinerReady(51)), RefuseConnection).reason
+    admission = formed()
+    assert "in another role" in only(admission.join(3, node=51), RefuseConnection).reason
+    assert "has not joined" in only(admission.feed(JoinerReady(51)), RefuseConnection).reason
 
 
 def test_a_launcher_may_come_later_too_for_children_without_ranks() -> None:
-    door = formed(most=4)
-    actions = door.reserve(61, 2)
+    admission = formed(most=4)
+    actions = admission.reserve(61, 2)
     assert (only(actions, AdmitNode).first_rank, only(actions, CommitMembership).connections) == (None, (61,))
-    assert "no more than 4" in only(door.reserve(62, 3), RefuseConnection).reason
-    assert only(door.reserve(63, 2, node=61), DropConnection).connection == 61
+    assert "no more than 4" in only(admission.reserve(62, 3), RefuseConnection).reason
+    assert only(admission.reserve(63, 2, node=61), DropConnection).connection == 61
     assert only(formed(elastic=False).reserve(61, 2), RefuseConnection).reason == LATE
 
 
 # ---------------------------------------------------------------- what was chosen
 
 
-def test_a_chosen_joiner_is_told_that_it_is_in_and_everybody_what_was_chosen() -> None:
-    door = formed()
-    door.join(3)
-    door.join(4)
-    actions = choose(door, joined=waiting(door)[:1])
+def test_a_chosen_joiner_is_notified_that_it_is_in_and_everybody_what_was_chosen() -> None:
+    admission = formed()
+    admission.join(3)
+    admission.join(4)
+    actions = choose(admission, joined=waiting(admission)[:1])
     commit = only(actions, CommitMembership)
-    assert [member.node for member in commit.membership.members] == door.order() == [1, 2, 3]
+    assert [member.node for member in commit.membership.members] == admission.order() == [1, 2, 3]
     assert (commit.connections, commit.present) == ((3,), {1, 2, 3})
-    assert actions[0] is commit  # it is kept before anybody hears of it
-    assert [to for _, to in told(actions, Current)] == [(4,)]
-    assert [(len(message.members), to) for message, to in told(actions, WaitingJoiners)] == [(1, (1, 2, 3))]
-    ((word, to),) = told(actions, SeedPaxosMessage)
-    assert isinstance(decode(word.body), Chosen)
+    assert actions[0] is commit  # it is kept before anybody learns of it
+    assert [to for _, to in notified(actions, Current)] == [(4,)]
+    assert [(len(message.members), to) for message, to in notified(actions, WaitingJoiners)] == [(1, (1, 2, 3))]
+    ((sent, to),) = notified(actions, SeedPaxosMessage)
+    assert isinstance(decode(sent.body), Chosen)
     assert set(to) >= {1}
     assert notes(actions) == ["moved on"]
 
 
-def test_who_was_expelled_hears_what_was_chosen_and_then_why_its_line_ends() -> None:
-    door = formed()
-    actions = choose(door, left=(Departure(1, "silent\nfor long"),))
-    words = [index for index, action in enumerate(actions) if told([action], SeedPaxosMessage)]
+def test_who_was_expelled_learns_what_was_chosen_and_then_why_its_line_ends() -> None:
+    admission = formed()
+    actions = choose(admission, left=(Departure(1, "silent\nfor long"),))
+    messages = [index for index, action in enumerate(actions) if notified([action], SeedPaxosMessage)]
     refusal = only(actions, RefuseConnection)
     assert refusal == RefuseConnection(1, "expelled in epoch 2: silent for long", 2)
-    assert words[-1] < actions.index(refusal)
-    assert door.order() == [2]
-    assert only(door.join(11, node=1), RefuseConnection) == RefuseConnection(11, refusal.reason, 2)
-    assert only(door.join(12, node=1, epoch=1), RefuseConnection).reason == "expelled in epoch 2: silent for long"
+    assert messages[-1] < actions.index(refusal)
+    assert admission.order() == [2]
+    assert only(admission.join(11, node=1), RefuseConnection) == RefuseConnection(11, refusal.reason, 2)
+    assert only(admission.join(12, node=1, epoch=1), RefuseConnection).reason == "expelled in epoch 2: silent for long"
 
 
 def test_a_member_that_raised_is_noted_as_gone_with_what_it_raised() -> None:
     """It may still be connected when the others have moved on. That is no refusal, and the launcher shows the rest."""
-    door = formed()
+    admission = formed()
     raised = "it raised an exception and left:\nTraceback (most recent call last):\n  …\nValueError: on purpose"
-    noted = [(note.kind, note.reason) for note in every(choose(door, left=(Departure(1, raised),)), SeedEvent)]
+    noted = [(note.kind, note.reason) for note in every(choose(admission, left=(Departure(1, raised),)), SeedEvent)]
     assert ("gone", "ValueError: on purpose") in noted
 
 
 def test_who_left_by_its_own_will_is_not_refused() -> None:
-    door = formed()
-    actions = choose(door, left=(Departure(1, "done", willing=True),))
+    admission = formed()
+    actions = choose(admission, left=(Departure(1, "done", willing=True),))
     assert ends(actions) == [1]
     assert not every(actions, RefuseConnection)
-    assert told(actions, MemberDied) == []
+    assert notified(actions, MemberDied) == []
 
 
 def test_nobody_moves_on_twice_or_by_nonsense() -> None:
-    door = formed()
+    admission = formed()
     chosen = Chosen((0, 1, 0), Change(2, left=(Departure(1, "gone"),)).encode())
-    assert every(door.tell(MemberMessageReceived(2, chosen)), CommitMembership)
-    assert not every(door.tell(MemberMessageReceived(2, chosen)), CommitMembership)
-    assert not every(door.tell(MemberMessageReceived(2, Chosen((0, 2, 0), b"nonsense"))), CommitMembership)
-    assert door.tell(MemberMessageReceived(2, Ping(1))) == []
-    assert door.order() == [2]
+    assert every(admission.feed(MemberMessageReceived(2, chosen)), CommitMembership)
+    assert not every(admission.feed(MemberMessageReceived(2, chosen)), CommitMembership)
+    assert not every(admission.feed(MemberMessageReceived(2, Chosen((0, 2, 0), b"nonsense"))), CommitMembership)
+    assert admission.feed(MemberMessageReceived(2, Ping(1))) == []
+    assert admission.order() == [2]
 
 
 def test_only_members_speak_like_members() -> None:
-    door = formed()
-    door.join(3)
+    admission = formed()
+    admission.join(3)
     for stranger in (3, 51):
         assert (
             "is no member"
-            in only(door.tell(MemberMessageReceived(stranger, Chosen((0, 1, 0), b""))), RefuseConnection).reason
+            in only(admission.feed(MemberMessageReceived(stranger, Chosen((0, 1, 0), b""))), RefuseConnection).reason
         )
-    forming = a_door(2)
+    forming = an_admission(2)
     forming.join(1)
     assert (
         "before the cluster had formed"
-        in only(forming.tell(MemberMessageReceived(1, Chosen((0, 1, 0), b""))), RefuseConnection).reason
+        in only(forming.feed(MemberMessageReceived(1, Chosen((0, 1, 0), b""))), RefuseConnection).reason
     )
 
 
@@ -211,71 +233,71 @@ def test_only_members_speak_like_members() -> None:
 
 
 def test_a_line_that_breaks_is_a_hint_for_the_other_members() -> None:
-    door = formed()
-    door.join(3)
-    ((died, to),) = told(door.tell(ConnectionEnded(1, "reset")), MemberDied)
+    admission = formed()
+    admission.join(3)
+    ((died, to),) = notified(admission.feed(ConnectionEnded(1, "reset")), MemberDied)
     assert (died, to) == (MemberDied(1, 1, "its connection to the seed broke: reset"), (2,))
 
 
-def test_a_farewell_is_none() -> None:
-    assert told(formed().tell(LeaveReceived(1, "done")), MemberDied) == []
+def test_a_closing_message_is_none() -> None:
+    assert notified(formed().feed(LeaveReceived(1, "done")), MemberDied) == []
 
 
 def test_the_death_of_a_child_is_a_hint_also_when_ranks_have_moved() -> None:
-    door = formed()
-    ((died, to),) = told(door.tell(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied)
+    admission = formed()
+    ((died, to),) = notified(admission.feed(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied)
     assert (died, to) == (MemberDied(1, 1, "was killed by SIGKILL"), (2,))
-    choose(door, left=(Departure(1, "gone"),))
-    assert told(door.tell(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied) == []
-    assert "which it is not" in only(door.tell(ChildReported(51, 1, "killed")), RefuseConnection).reason
+    choose(admission, left=(Departure(1, "gone"),))
+    assert notified(admission.feed(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied) == []
+    assert "which it is not" in only(admission.feed(ChildReported(51, 1, "killed")), RefuseConnection).reason
 
 
 def test_a_child_that_ended_well_is_no_death() -> None:
-    assert formed().tell(ChildReported(51, 0, "ended", well=True)) == []
+    assert formed().feed(ChildReported(51, 0, "ended", well=True)) == []
 
 
 # ---------------------------------------------------------------- started again
 
 
 def test_a_restarted_seed_knows_the_newest_membership_and_follows_on() -> None:
-    door = formed()
-    door.join(3)
-    choose(door, joined=waiting(door))
-    door = resumed(door)
-    actions = door.join(12, node=3)
+    admission = formed()
+    admission.join(3)
+    choose(admission, joined=waiting(admission))
+    admission = resumed(admission)
+    actions = admission.join(12, node=3)
     assert only(actions, CommitMembership).membership.epoch == 2
     assert only(actions, AdmitNode).rank == 2
-    assert told(actions, WaitingJoiners) == [(WaitingJoiners(), (12,))]
-    choose(door, left=(Departure(1, "gone"),), by=12)
-    assert door.order() == [2, 3]
+    assert notified(actions, WaitingJoiners) == [(WaitingJoiners(), (12,))]
+    choose(admission, left=(Departure(1, "gone"),), by=12)
+    assert admission.order() == [2, 3]
 
 
 def test_a_restarted_seed_that_is_behind_lets_newer_members_try_again() -> None:
-    door = resumed(formed())
-    assert only(door.join(9, epoch=3), DropConnection).connection == 9
-    assert "not a member of epoch 1" in only(door.join(10, epoch=1), RefuseConnection).reason
+    admission = resumed(formed())
+    assert only(admission.join(9, epoch=3), DropConnection).connection == 9
+    assert "not a member of epoch 1" in only(admission.join(10, epoch=1), RefuseConnection).reason
 
 
 def test_a_restarted_seed_takes_reports_of_ranks_that_it_cannot_place() -> None:
-    door = formed()
-    choose(door, left=(Departure(2, "gone"),), by=1)
-    door = resumed(door)
-    door.reserve(61, 1, node=51)
-    assert notes(door.tell(ChildReported(61, 0, "was killed by SIGKILL"))) == ["child died"]
+    admission = formed()
+    choose(admission, left=(Departure(2, "gone"),), by=1)
+    admission = resumed(admission)
+    admission.reserve(61, 1, node=51)
+    assert notes(admission.feed(ChildReported(61, 0, "was killed by SIGKILL"))) == ["child died"]
 
 
 # ---------------------------------------------------------------- nobody is left
 
 
 def test_joiners_wait_as_long_as_a_member_is_left_and_no_longer() -> None:
-    door = formed()
-    door.join(3)
-    assert not every(door.tell(ConnectionEnded(1, "killed")), RefuseConnection)
-    refusal = only(door.tell(LeaveReceived(2, "done")), RefuseConnection)
+    admission = formed()
+    admission.join(3)
+    assert not every(admission.feed(ConnectionEnded(1, "killed")), RefuseConnection)
+    refusal = only(admission.feed(LeaveReceived(2, "done")), RefuseConnection)
     assert (refusal.connection, refusal.reason[:31]) == (3, "every member has left or died: ")
-    assert only(door.join(4), RefuseConnection).reason == refusal.reason
-    assert every(door.join(12, node=2), AdmitNode)  # a member that is back
-    assert every(door.join(5), AdmitNode)
+    assert only(admission.join(4), RefuseConnection).reason == refusal.reason
+    assert every(admission.join(12, node=2), AdmitNode)  # a member that is back
+    assert every(admission.join(5), AdmitNode)
 
 
 def test_at_a_restarted_seed_joiners_wait_for_members_that_may_come_back() -> None:
@@ -315,7 +337,7 @@ def test_who_waits_is_listed_in_the_order_of_coming_once_it_can_be_dialed() -> N
     assert register.withdraw(9)
     assert not register.withdraw(8)
     assert register.waiting == (member(7),)
-    assert register.admitted == {7, 8, 9}  # members that heard of it may choose it at this moment
+    assert register.admitted == {7, 8, 9}  # members that learned of it may choose it at this moment
 
 
 def test_members_and_those_who_wait_are_never_more_than_allowed() -> None:
@@ -376,7 +398,7 @@ def test_a_new_member_whose_line_broke_is_absent() -> None:
     assert (register.membership.size, register.present) == (3, 2)
 
 
-def test_who_says_that_it_was_a_member_and_is_none_is_told_so() -> None:
+def test_who_says_that_it_was_a_member_and_is_none_is_notified() -> None:
     register = MemberRegister(Membership("c", 5, TWO.members))
     assert register.why_former(9, 3) == ("expelled: it is not a member of epoch 5", 5)
     assert register.why_former(9, 6) is None  # it may know more than this seed

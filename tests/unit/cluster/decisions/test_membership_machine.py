@@ -1,6 +1,6 @@
 """What was chosen is kept for those who are behind, within bounds; what comes too early waits for its turn.
 
-Members that die, are cut off, leave and come: the others agree, and nobody is removed on one word.
+Members that die, are cut off, leave and come: the others agree, and nobody is removed on one message.
 """
 
 from random import Random
@@ -35,7 +35,7 @@ def a_history(first: int, last: int) -> DecidedChanges:
     return history
 
 
-def test_who_is_behind_is_told_what_followed_in_order() -> None:
+def test_who_is_behind_is_notified_what_followed_in_order() -> None:
     assert a_history(1, 3).messages_for(9, 2) == [
         SendMessage(9, Chosen((0, 2, 0), b"2")),
         SendMessage(9, Chosen((0, 3, 0), b"3")),
@@ -111,14 +111,14 @@ def test_who_dies_while_it_proposes_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("moment", [0.0005 * each for each in range(1, 12)])
-def test_a_proposer_may_die_between_any_two_words_and_nobody_notices_it_but_the_detector(moment: float) -> None:
+def test_a_proposer_may_die_between_any_two_messages_and_nobody_notices_it_but_the_detector(moment: float) -> None:
     house = Parliament(4)
     house.kill(4)
     house.run(moment)
     house.dead.add(1)
     house.run(0.2)
     for node in (2, 3):
-        house.tell(node, PeerLossFound(1, "silence"))
+        house.feed(node, PeerLossFound(1, "silence"))
     house.run(3.0)
     assert house.agreed() == [2, 3]
 
@@ -130,9 +130,9 @@ def test_one_watcher_is_enough_the_others_look_for_themselves() -> None:
     assert house.agreed() == list(range(1, 20))
 
 
-def test_nobody_is_removed_on_one_nodes_word_alone() -> None:
+def test_nobody_is_removed_on_the_report_of_one_node_alone() -> None:
     house = Parliament(5)
-    house.tell(1, PeerLossFound(5, "I just say so"))
+    house.feed(1, PeerLossFound(5, "I just say so"))
     house.run(0.5)
     assert house.agreed() == [1, 2, 3, 4, 5]
     assert not house.adopted
@@ -145,7 +145,7 @@ def test_two_ranks_and_the_seed_go_on_when_one_dies_and_without_the_seed_there_i
     assert house.agreed() == [1]
     house = Parliament(2)
     house.dead.add(SEED_NODE)
-    house.tell_all(PeerLossFound(SEED_NODE, "it ended"))
+    house.feed_all(PeerLossFound(SEED_NODE, "it ended"))
     house.kill(2)
     house.run(0.5)
     (stall,) = house.stalls[1]
@@ -153,14 +153,14 @@ def test_two_ranks_and_the_seed_go_on_when_one_dies_and_without_the_seed_there_i
     assert not house.adopted
 
 
-def test_an_even_split_is_decided_by_the_side_that_has_the_seed_and_the_other_is_told_when_it_heals() -> None:
+def test_an_even_split_is_decided_by_the_side_that_has_the_seed_and_the_other_is_notified_when_it_heals() -> None:
     house = Parliament(4)
     house.split([1, 2], [3, 4, SEED_NODE])
     for here, there in ((1, 3), (1, 4), (2, 3), (2, 4)):
-        house.tell(here, PeerLossFound(there, "silence"))
-        house.tell(there, PeerLossFound(here, "silence"))
-    house.tell(1, PeerLossFound(SEED_NODE, "silence"))
-    house.tell(2, PeerLossFound(SEED_NODE, "silence"))
+        house.feed(here, PeerLossFound(there, "silence"))
+        house.feed(there, PeerLossFound(here, "silence"))
+    house.feed(1, PeerLossFound(SEED_NODE, "silence"))
+    house.feed(2, PeerLossFound(SEED_NODE, "silence"))
     house.run(2.0)
     assert house.nodes_of(3) == house.nodes_of(4) == [3, 4]
     assert {node: len(stalls) for node, stalls in house.stalls.items()} == {1: 1, 2: 1}
@@ -175,8 +175,8 @@ def test_of_three_and_two_the_three_go_on() -> None:
     house.split([1, 2], [3, 4, 5, SEED_NODE])
     for here in (1, 2):
         for there in (3, 4, 5):
-            house.tell(here, PeerLossFound(there, "silence"))
-            house.tell(there, PeerLossFound(here, "silence"))
+            house.feed(here, PeerLossFound(there, "silence"))
+            house.feed(there, PeerLossFound(here, "silence"))
     house.run(5.0)
     assert house.nodes_of(5) == [3, 4, 5]
     assert house.nodes_of(1) == [1, 2, 3, 4, 5]
@@ -188,18 +188,18 @@ def test_when_all_are_apart_nobody_goes_on() -> None:
     house.split([1], [2], [3], [SEED_NODE])
     for here in (1, 2, 3):
         for there in (1, 2, 3):
-            house.tell(here, PeerLossFound(there, "silence"))
+            house.feed(here, PeerLossFound(there, "silence"))
     house.run(5.0)
     assert not house.adopted
     assert set(house.stalls) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 8])
-def test_of_two_that_only_cannot_reach_each_other_the_higher_rank_leaves_and_is_told_why(size: int) -> None:
+def test_of_two_that_only_cannot_reach_each_other_the_higher_rank_leaves_and_is_notified_why(size: int) -> None:
     house = Parliament(size)
     house.cut.add(frozenset((1, size)))
-    house.tell(1, PeerLossFound(size, "silence"))
-    house.tell(size, PeerLossFound(1, "silence"))
+    house.feed(1, PeerLossFound(size, "silence"))
+    house.feed(size, PeerLossFound(1, "silence"))
     house.run(10.0)
     assert house.agreed() == list(range(1, size))
     assert house.expelled[size].reason == f"rank {size - 1} cannot reach rank 0, which the others reach"
@@ -208,7 +208,7 @@ def test_of_two_that_only_cannot_reach_each_other_the_higher_rank_leaves_and_is_
 def test_the_higher_one_leaves_too_if_only_the_lower_one_noticed() -> None:
     house = Parliament(5)
     house.cut.add(frozenset((2, 4)))
-    house.tell(2, PeerLossFound(4, "silence"))
+    house.feed(2, PeerLossFound(4, "silence"))
     house.run(10.0)
     assert house.agreed() == [1, 2, 3, 5]
     assert "cannot reach rank 1" in house.expelled[4].reason
@@ -217,12 +217,12 @@ def test_the_higher_one_leaves_too_if_only_the_lower_one_noticed() -> None:
 def test_a_way_that_comes_back_in_time_costs_nobody_the_place() -> None:
     house = Parliament(5)
     house.cut.add(frozenset((2, 4)))
-    house.tell(2, PeerLossFound(4, "silence"))
-    house.tell(4, PeerLossFound(2, "silence"))
+    house.feed(2, PeerLossFound(4, "silence"))
+    house.feed(4, PeerLossFound(2, "silence"))
     house.run(0.05)
     house.cut.clear()
-    house.tell(2, PeerReachable(4))
-    house.tell(4, PeerReachable(2))
+    house.feed(2, PeerReachable(4))
+    house.feed(4, PeerReachable(2))
     house.run(10.0)
     assert house.agreed() == [1, 2, 3, 4, 5]
     assert not house.expelled
@@ -230,9 +230,9 @@ def test_a_way_that_comes_back_in_time_costs_nobody_the_place() -> None:
 
 def test_a_connection_that_was_made_anew_gives_a_successor_with_the_same_members() -> None:
     house = Parliament(4)
-    house.tell(2, PeerLossFound(4, "reset"))
-    house.tell(2, PeerReachable(4, severed=True))
-    house.tell(4, PeerReachable(2, severed=True))
+    house.feed(2, PeerLossFound(4, "reset"))
+    house.feed(2, PeerReachable(4, severed=True))
+    house.feed(4, PeerReachable(2, severed=True))
     house.run(1.0)
     assert house.agreed() == [1, 2, 3, 4]
     assert {change.change.severed for adopts in house.adopted.values() for change in adopts} == {((2, 4),)}
@@ -241,7 +241,7 @@ def test_a_connection_that_was_made_anew_gives_a_successor_with_the_same_members
 
 def test_who_resigns_is_removed_at_once_and_learns_it() -> None:
     house = Parliament(4)
-    house.tell(3, ResignRequested("I am done"))
+    house.feed(3, ResignRequested("I am done"))
     house.run(0.05)
     assert house.agreed() == [1, 2, 4]
     assert house.expelled[3].reason == "I am done"
@@ -251,27 +251,27 @@ def test_joiners_and_leavers_that_all_agreed_on_come_and_go_in_one_change() -> N
     house = Parliament(3)
     newcomer = a_member(9)
     house.seed_voter.admitted = frozenset({9})
-    house.tell_all(ChangeRequested(joined=(newcomer,), left=(Departure(1, "it asked for it", willing=True),)))
+    house.feed_all(ChangeRequested(joined=(newcomer,), left=(Departure(1, "it asked for it", willing=True),)))
     house.run(1.0)
     assert house.nodes_of(2) == [2, 3, 9] == house.nodes_of(3)
     assert house.expelled[1].reason == "it asked for it"
     assert house.member(2).membership.epoch == 2
 
 
-def test_a_wish_of_another_epoch_is_forgotten() -> None:
+def test_a_request_of_another_epoch_is_forgotten() -> None:
     house = Parliament(3)
-    house.tell_all(ChangeRequested(renewed=(7,), epoch=2))
+    house.feed_all(ChangeRequested(renewed=(7,), epoch=2))
     house.run(1.0)
     assert not house.adopted
 
 
-def test_a_joiner_is_accepted_only_where_it_is_known_and_one_who_hears_later_agrees_later() -> None:
+def test_a_joiner_is_accepted_only_where_it_is_known_and_one_who_learns_later_agrees_later() -> None:
     house = Parliament(3, seed=False)
     newcomer = a_member(9)
-    house.tell(1, ChangeRequested(joined=(newcomer,)))
+    house.feed(1, ChangeRequested(joined=(newcomer,)))
     house.run(0.5)
     assert not house.adopted
-    house.tell(2, ChangeRequested(joined=(newcomer,)))
+    house.feed(2, ChangeRequested(joined=(newcomer,)))
     house.run(0.5)
     assert house.nodes_of(3) == [1, 2, 3, 9]
 
@@ -279,7 +279,7 @@ def test_a_joiner_is_accepted_only_where_it_is_known_and_one_who_hears_later_agr
 def test_who_left_willingly_is_cleared_away_after_a_while() -> None:
     house = Parliament(4)
     house.dead.add(4)
-    house.tell_all(PeerLossFound(4, "bye", willing=True))
+    house.feed_all(PeerLossFound(4, "bye", willing=True))
     house.run(WILLING_DELAY - 0.1)
     assert not house.adopted
     house.run(0.5)
@@ -290,8 +290,8 @@ def test_who_has_closed_goes_quietly_and_who_is_needed_does_not() -> None:
     house = Parliament(4)
     house.dead.update((3, 4))
     for node in (3, 4):
-        house.tell_all(PeerLossFound(node, "bye", willing=True))
-    house.tell(2, PeerLossFound(4, "somebody needs it"))
+        house.feed_all(PeerLossFound(node, "bye", willing=True))
+    house.feed(2, PeerLossFound(4, "somebody needs it"))
     house.run(WILLING_DELAY + 1.0)
     assert house.agreed() == [1, 2]
     departures = {each.node: each for adopt in house.adopted[1] for each in adopt.change.left}
@@ -305,7 +305,7 @@ def test_who_leave_one_after_another_leave_a_majority_behind_each_time() -> None
     house = Parliament(5)
     for node in (5, 3, 4):
         house.dead.add(node)
-        house.tell_all(PeerLossFound(node, "bye", willing=True))
+        house.feed_all(PeerLossFound(node, "bye", willing=True))
         house.run(WILLING_DELAY + 1.0)
     assert house.agreed() == [1, 2]
     house.kill(1)
@@ -317,7 +317,7 @@ def test_who_leave_one_after_another_leave_a_majority_behind_each_time() -> None
 def test_where_no_majority_is_left_who_has_closed_is_no_reason_to_say_so() -> None:
     house = Parliament(2, seed=False)
     house.dead.add(2)
-    house.tell(1, PeerLossFound(2, "bye", willing=True))
+    house.feed(1, PeerLossFound(2, "bye", willing=True))
     house.run(60.0)
     assert not house.adopted
     assert not house.stalls
@@ -326,24 +326,24 @@ def test_where_no_majority_is_left_who_has_closed_is_no_reason_to_say_so() -> No
 def test_under_the_manual_policy_who_has_closed_goes_and_who_is_lost_does_not() -> None:
     house = Parliament(5, active=False)
     house.dead.add(5)
-    house.tell_all(PeerLossFound(5, "bye", willing=True))
+    house.feed_all(PeerLossFound(5, "bye", willing=True))
     house.kill(4)
     house.run(WILLING_DELAY + 1.0)
     assert house.nodes_of(1) == [1, 2, 3, 4]
 
 
 def test_what_all_agreed_on_survives_that_somebody_goes_quietly() -> None:
-    """A checkpoint was agreed on in the first epoch, and some hear of the second before they say so."""
+    """A checkpoint was agreed on in the first epoch, and some learn of the second before they say so."""
     house = Parliament(4)
     newcomer = a_member(9)
-    house.tell(1, ChangeRequested(renewed=(7,)))
+    house.feed(1, ChangeRequested(renewed=(7,)))
     house.run(0.5)
     assert house.member(1).membership.epoch == 2
     for node in (1, 2, 3, 4):
-        house.tell(node, ChangeRequested(joined=(newcomer,), epoch=1))
+        house.feed(node, ChangeRequested(joined=(newcomer,), epoch=1))
     house.run(0.5)
     assert house.nodes_of(1) == [1, 2, 3, 4, 9]
-    house.tell_all(ChangeRequested(left=(Departure(4, "too late", willing=True),), epoch=1))
+    house.feed_all(ChangeRequested(left=(Departure(4, "too late", willing=True),), epoch=1))
     house.run(1.0)
     assert house.nodes_of(1) == [1, 2, 3, 4, 9], "that world's communicator is over"
 
@@ -351,7 +351,7 @@ def test_what_all_agreed_on_survives_that_somebody_goes_quietly() -> None:
 def test_something_urgent_takes_the_willing_along() -> None:
     house = Parliament(5)
     house.dead.add(4)
-    house.tell_all(PeerLossFound(4, "bye", willing=True))
+    house.feed_all(PeerLossFound(4, "bye", willing=True))
     house.kill(5)
     house.run(0.05)
     assert house.agreed() == [1, 2, 3]
@@ -364,7 +364,7 @@ def test_under_the_manual_policy_nobody_proposes_before_somebody_asks_for_it() -
     house.run(20.0)
     assert not house.adopted
     assert not house.stalls
-    house.tell(2, RecoverNow())
+    house.feed(2, RecoverNow())
     house.run(1.0)
     assert house.agreed() == [1, 2, 3]
     house.kill(3)  # another epoch: somebody has to ask again
@@ -393,7 +393,7 @@ def test_a_majority_that_does_not_finish_says_who_has_not_voted() -> None:
     assert set(house.stalls[1][0].missing_votes) >= {3, 4}
 
 
-def test_who_missed_several_changes_is_told_all_of_them_in_order() -> None:
+def test_who_missed_several_changes_receives_all_of_them_in_order() -> None:
     house = Parliament(7)
     house.split([7], [1, 2, 3, 4, 5, 6, SEED_NODE])
     for victim in (1, 2):
@@ -401,7 +401,7 @@ def test_who_missed_several_changes_is_told_all_of_them_in_order() -> None:
         house.run(0.5)
     assert house.member(7).membership.epoch == 1
     house.cut.clear()
-    house.tell(7, PeerLossFound(1, "silence"))
+    house.feed(7, PeerLossFound(1, "silence"))
     house.run(3.0)
     assert house.agreed() == [3, 4, 5, 6, 7]
     assert [adopt.change.epoch for adopt in house.adopted[7]] == [2, 3]

@@ -1,4 +1,4 @@
-"""One instance at one node, word by word; the network of many is in tests/hostile.
+"""One instance at one node, message by message; the network of many is in tests/hostile.
 
 A ballot counts each voter once, and finds out what must be proposed.
 
@@ -36,7 +36,7 @@ def an_agreement(me: int = 1, voters: frozenset[int] = THREE, vote: Vote | None 
     return Agreement(HERE, me, voters, random=Random(1), vote=vote)
 
 
-def words(says: list[SendMessage]) -> dict[int, MembershipMessage]:
+def messages(says: list[SendMessage]) -> dict[int, MembershipMessage]:
     return {say.node: say.message for say in says}
 
 
@@ -52,14 +52,14 @@ def test_a_single_voter_decides_by_itself() -> None:
 
 def test_prepare_promise_accept_accepted_chosen() -> None:
     one, two = an_agreement(1), an_agreement(2)
-    said = words(one.propose(b"v", 0.0))
+    said = messages(one.propose(b"v", 0.0))
     assert said == {2: Prepare(HERE, ballot(1)), 3: Prepare(HERE, ballot(1))}
     (promise,) = two.receive(1, said[2], 0.0)
-    said = words(one.receive(2, promise.message, 0.0))
+    said = messages(one.receive(2, promise.message, 0.0))
     assert said == {2: Accept(HERE, ballot(1), b"v"), 3: Accept(HERE, ballot(1), b"v")}
     assert one.vote.accepted is None, "the proposer's own vote comes last"
     (accepted,) = two.receive(1, said[2], 0.0)
-    said = words(one.receive(2, accepted.message, 0.0))
+    said = messages(one.receive(2, accepted.message, 0.0))
     assert said == {2: Chosen(HERE, b"v"), 3: Chosen(HERE, b"v")}
     assert one.chosen == one.vote.value == b"v"
     assert two.receive(1, said[2], 0.0) == []
@@ -69,8 +69,8 @@ def test_prepare_promise_accept_accepted_chosen() -> None:
 def test_who_knows_what_was_chosen_says_so_to_whoever_asks() -> None:
     one = an_agreement(1)
     one.receive(2, Chosen(HERE, b"v"), 0.0)
-    for word in (Prepare(HERE, ballot(9, 3)), Accept(HERE, ballot(9, 3), b"w")):
-        assert one.receive(3, word, 0.0) == [SendMessage(3, Chosen(HERE, b"v"))]
+    for sent in (Prepare(HERE, ballot(9, 3)), Accept(HERE, ballot(9, 3), b"w")):
+        assert one.receive(3, sent, 0.0) == [SendMessage(3, Chosen(HERE, b"v"))]
     assert one.propose(b"w", 0.0) == [] == one.tick(9.0)
     assert one.due(0.0) is None
 
@@ -82,12 +82,12 @@ def test_what_was_chosen_stays_whatever_a_liar_says_later() -> None:
     assert one.chosen == b"v"
 
 
-def test_a_round_that_nobody_reaches_by_outbidding_others_is_not_heard() -> None:
+def test_a_round_that_nobody_reaches_by_outbidding_others_is_ignored() -> None:
     one, far = an_agreement(1), ballot(2**64 - 1, 3)
     assert one.receive(3, Prepare(HERE, far), 0.0) == [] == one.receive(3, Accept(HERE, far, b"w"), 0.0)
-    assert words(one.propose(b"v", 0.0)) == {2: Prepare(HERE, ballot(1)), 3: Prepare(HERE, ballot(1))}
+    assert messages(one.propose(b"v", 0.0)) == {2: Prepare(HERE, ballot(1)), 3: Prepare(HERE, ballot(1))}
     one.receive(3, Rejected(HERE, ballot(1), far), 0.0)
-    assert words(one.tick(9.0)) == {2: Prepare(HERE, ballot(2)), 3: Prepare(HERE, ballot(2))}
+    assert messages(one.tick(9.0)) == {2: Prepare(HERE, ballot(2)), 3: Prepare(HERE, ballot(2))}
     assert one.receive(3, Prepare(HERE, ballot(2**32, 3)), 9.0) == [SendMessage(3, Promise(HERE, ballot(2**32, 3)))]
 
 
@@ -100,7 +100,7 @@ def test_nobody_outbids_the_highest_number_that_a_message_has_room_for() -> None
     ]
 
 
-def test_a_learner_is_told_and_has_no_vote() -> None:
+def test_a_learner_is_notified_and_has_no_vote() -> None:
     one = Agreement(HERE, 1, frozenset({1}), random=Random(1), learners=(8,))
     assert one.propose(b"v", 0.0) == [SendMessage(8, Chosen(HERE, b"v"))]
     learner = an_agreement(8)
@@ -113,12 +113,12 @@ def test_a_learner_is_told_and_has_no_vote() -> None:
 def test_lower_ballots_are_refused_after_a_promise() -> None:
     two = an_agreement(2)
     two.receive(3, Prepare(HERE, ballot(5, 3)), 0.0)
-    for word in (Prepare(HERE, ballot(4, 1)), Accept(HERE, ballot(4, 1), b"v")):
-        assert two.receive(1, word, 0.0) == [SendMessage(1, Rejected(HERE, ballot(4, 1), ballot(5, 3)))]
+    for sent in (Prepare(HERE, ballot(4, 1)), Accept(HERE, ballot(4, 1), b"v")):
+        assert two.receive(1, sent, 0.0) == [SendMessage(1, Rejected(HERE, ballot(4, 1), ballot(5, 3)))]
     assert two.vote.accepted is None
 
 
-def test_words_of_who_may_not_say_them_are_ignored() -> None:
+def test_messages_of_senders_that_may_not_send_them_are_ignored() -> None:
     two = an_agreement(2)
     assert two.receive(8, Prepare(HERE, ballot(5, 8)), 0.0) == []
     assert two.receive(3, Prepare(HERE, ballot(5, 1)), 0.0) == [], "a ballot of somebody else"
@@ -135,17 +135,17 @@ def test_what_is_found_in_promises_is_proposed_instead() -> None:
     assert one.receive(2, Promise(HERE, ballot(1), ballot(0, 3), b"theirs"), 0.0) == [], "a freer majority may come"
     due = one.due(0.0)
     assert due is not None
-    assert words(one.tick(due))[2] == Accept(HERE, ballot(1), b"theirs", inherited=True)
+    assert messages(one.tick(due))[2] == Accept(HERE, ballot(1), b"theirs", inherited=True)
 
 
 def test_a_majority_that_binds_to_nothing_is_preferred() -> None:
     one = an_agreement(1)
     one.propose(b"mine", 0.0)
     one.receive(2, Promise(HERE, ballot(1), ballot(0, 3), b"theirs"), 0.0)
-    assert words(one.receive(3, Promise(HERE, ballot(1)), 0.0))[2] == Accept(HERE, ballot(1), b"mine")
+    assert messages(one.receive(3, Promise(HERE, ballot(1)), 0.0))[2] == Accept(HERE, ballot(1), b"mine")
 
 
-def test_words_without_an_answer_are_repeated_ever_more_rarely() -> None:
+def test_messages_without_an_answer_are_repeated_ever_more_rarely() -> None:
     one = an_agreement(1)
     one.propose(b"v", 0.0)
     one.receive(2, Rejected(HERE, ballot(7), None), 0.0)
@@ -154,7 +154,7 @@ def test_words_without_an_answer_are_repeated_ever_more_rarely() -> None:
         due = one.due(0.0)
         assert due is not None
         moments.append(due)
-        assert words(one.tick(due)) == {2: Prepare(HERE, ballot(1)), 3: Prepare(HERE, ballot(1))}
+        assert messages(one.tick(due)) == {2: Prepare(HERE, ballot(1)), 3: Prepare(HERE, ballot(1))}
     gaps = [round(later - earlier, 3) for earlier, later in pairwise(moments)]
     assert gaps == [0.2, 0.4, 0.5, 0.5, 0.5]
 
@@ -167,14 +167,14 @@ def test_after_a_higher_ballot_it_tries_again_with_one_that_is_higher_still() ->
     due = one.due(0.0)
     assert due is not None
     assert 0.0 <= due < 1.0
-    assert words(one.tick(due))[2] == Prepare(HERE, ballot(7))
+    assert messages(one.tick(due))[2] == Prepare(HERE, ballot(7))
 
 
 def test_a_later_value_is_taken_while_none_was_named() -> None:
     one = an_agreement(1)
     one.propose(b"v", 0.0)
     assert one.propose(b"w", 0.0) == []
-    assert words(one.receive(2, Promise(HERE, ballot(1)), 0.0))[2] == Accept(HERE, ballot(1), b"w")
+    assert messages(one.receive(2, Promise(HERE, ballot(1)), 0.0))[2] == Accept(HERE, ballot(1), b"w")
     assert one.propose(b"x", 0.0) == []
 
 
@@ -234,7 +234,7 @@ def test_a_proposer_that_cannot_vote_for_its_ballot_any_more_begins_a_higher_one
     one.receive(3, Prepare(HERE, ballot(2, 3)), 0.0)  # and 3 dies
     one.receive(2, Accepted(HERE, ballot(1)), 0.0)
     assert one.tick(0.1) == [], "a pause, at random"
-    assert words(one.tick(1.0))[2] == Prepare(HERE, ballot(3))
+    assert messages(one.tick(1.0))[2] == Prepare(HERE, ballot(3))
 
 
 def test_who_refused_is_asked_again_and_may_agree() -> None:
@@ -242,7 +242,7 @@ def test_who_refused_is_asked_again_and_may_agree() -> None:
     one.propose(b"v", 0.0)
     one.receive(2, Promise(HERE, ballot(1)), 0.0)
     one.receive(2, Rejected(HERE, ballot(1), None, (3,)), 0.0)
-    assert words(one.tick(0.1))[2] == Accept(HERE, ballot(1), b"v")
+    assert messages(one.tick(0.1))[2] == Accept(HERE, ballot(1), b"v")
     one.receive(2, Accepted(HERE, ballot(1)), 0.2)
     assert one.chosen == b"v"
 
@@ -256,7 +256,7 @@ def test_a_vote_that_was_kept_binds_who_comes_back_with_it() -> None:
     ]
     said = again.receive(3, Prepare(HERE, ballot(4, 3)), 0.0)
     assert said == [SendMessage(3, Promise(HERE, ballot(4, 3), ballot(3), b"v"))]
-    assert words(again.propose(b"w", 0.0))[1] == Prepare(HERE, ballot(5, 2))
+    assert messages(again.propose(b"w", 0.0))[1] == Prepare(HERE, ballot(5, 2))
 
 
 def test_who_may_have_forgotten_its_vote_has_none() -> None:
@@ -351,7 +351,7 @@ def test_two_majorities_always_meet() -> None:
 EMPTY = Vote((0, 3, 0))
 
 
-def test_a_promise_closes_the_door_to_lower_ballots_and_to_no_other() -> None:
+def test_a_promise_excludes_lower_ballots_and_no_other() -> None:
     vote = EMPTY.promising(BallotNumber(2, 5))
     assert EMPTY.allows(BallotNumber(0, 0))
     assert not vote.allows(BallotNumber(2, 4))

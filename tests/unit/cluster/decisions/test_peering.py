@@ -1,4 +1,4 @@
-"""Two members that dial each other: told by hand, then in every order that chance finds.
+"""Two members that dial each other: by hand, then in every order that chance finds.
 
 Whom a node may have links with, from one membership to the next.
 """
@@ -42,7 +42,7 @@ def test_after_a_dial_that_failed_somebody_may_try_again(side: Pairing[str]) -> 
     assert side.want() is LinkTurn.DIAL
 
 
-def test_who_is_dialed_and_does_not_dial_welcomes_and_waits_for_the_next_word(side: Pairing[str]) -> None:
+def test_who_is_dialed_and_does_not_dial_welcomes_and_waits_for_the_next_message(side: Pairing[str]) -> None:
     assert side.introduced("yours") is DialDecision.WELCOME
     assert side.want() is LinkTurn.WAIT
     assert side.welcomes("yours")
@@ -162,7 +162,7 @@ class World:
             self.breaks -= 1
             self._give_up(side)
         elif wire is not None:
-            self._hear(side, wire, wire.to[number].pop(0))
+            self._receive(side, wire, wire.to[number].pop(0))
 
     def _dial(self, side: Side) -> None:
         assert side.state.want() is LinkTurn.DIAL
@@ -186,21 +186,21 @@ class World:
         if fate is not DialDecision.HOLD:
             wire.to[1 - side.number].append(fate.value)
 
-    def _hear(self, side: Side, wire: Wire, word: str) -> None:
-        if word == "introduce":
+    def _receive(self, side: Side, wire: Wire, message: str) -> None:
+        if message == "introduce":
             self._answer(side, wire, side.state.introduced(wire))
-        elif word == "broken":
+        elif message == "broken":
             side.state.ended(wire)
-        elif word == "go on":
+        elif message == "go on":
             assert side.state.welcomes(wire)
             side.links.append(wire)
             side.state.confirmed(wire)
-        elif side.dial is wire:  # an answer to a dial that was given up is not heard
+        elif side.dial is wire:  # an answer to a dial that was given up is not received
             side.dial = None
-            if word == DialDecision.WELCOME.value:
+            if message == DialDecision.WELCOME.value:
                 side.links.append(wire)
                 wire.to[1 - side.number].append("go on")
-            self._over(side, opened=word == DialDecision.WELCOME.value)
+            self._over(side, opened=message == DialDecision.WELCOME.value)
 
 
 def run(world: World, data: st.DataObject, longest: int = 60) -> None:
@@ -275,15 +275,15 @@ def test_who_waits_to_be_let_in_knows_everybody_and_holds_no_rank() -> None:
     assert waiting.introduction() == Introduce(rank=NO_RANK, epoch=1)
 
 
-def test_guests_are_found_like_members_until_others_are_expected() -> None:
+def test_joiners_are_found_like_members_until_others_are_expected() -> None:
     expecting = THREE.with_joiners([member(11), member(9)])
     assert expecting.find(11) == member(11)
     assert (expecting.rank_of(11), expecting.rank_of(9)) == (NO_RANK, 2)
-    assert list(expecting.joiners) == [11]  # who is a member is no guest
+    assert list(expecting.joiners) == [11]  # who is a member is no joiner
     assert expecting.with_joiners([member(12)]).find(11) is None
 
 
-def test_a_guest_who_becomes_a_member_is_a_guest_no_more() -> None:
+def test_a_joiner_who_becomes_a_member_is_a_joiner_no_more() -> None:
     expecting = THREE.with_joiners([member(11), member(12)])
     moved = expecting.moved_to(members(5, 7, 9, 11, epoch=2))
     assert (moved.rank_of(11), list(moved.joiners)) == (3, [12])
@@ -327,6 +327,6 @@ def test_who_has_no_place_is_at_fault_whatever_it_claims() -> None:
     assert THREE.with_joiners([member(11)]).why_not_accepted(11, Introduce(rank=NO_RANK, epoch=1)) is None
 
 
-def test_hosts_are_shared_by_members_and_guests_of_one_host() -> None:
+def test_hosts_are_shared_by_members_and_joiners_of_one_host() -> None:
     expecting = THREE.with_joiners([member(11), member(12, "there")])
     assert [expecting.is_on_same_host(node) for node in (5, 11, 12, 13)] == [True, True, False, False]

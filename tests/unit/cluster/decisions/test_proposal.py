@@ -14,9 +14,9 @@ import pytest
 from nexar.cluster.decisions.membership_events import ChangeRequested, StartProbe
 from nexar.cluster.decisions.paxos import LATER, OK, Agreement, Electorate, VoteAnswer, VoteDecision
 from nexar.cluster.decisions.proposal import (
-    STAGGER,
+    ACCEPT_INHERITED_AFTER,
+    TURN_STAGGER,
     WILLING_DELAY,
-    YIELD_AFTER,
     ChangeVoter,
     DisputeResolver,
     PendingChanges,
@@ -39,12 +39,12 @@ class Scene:
     def __init__(self, me: int, *suspects: int) -> None:
         self.me = me
         self.suspicions = Suspicions(me, FIVE)
-        self.wishes = PendingChanges(me, FIVE)
+        self.requests = PendingChanges(me, FIVE)
         self.probe_results = ProbeResults(1.0)
         for node in suspects:
             self.suspicions.add(node, "silence", 0.0)
         self.disputes = DisputeResolver(
-            me - 1, FIVE, self.suspicions, self.wishes, self.probe_results, probe_timeout=1.0
+            me - 1, FIVE, self.suspicions, self.requests, self.probe_results, probe_timeout=1.0
         )
         self.agreement = Agreement(HERE, me, Electorate(FIVE), random=Random(1))
         self.round = 0
@@ -75,17 +75,17 @@ def test_when_no_majority_is_left_the_suspicion_rests_and_the_node_looks_again()
     assert scene.suspicions.urgent == ()
     assert scene.suspicions.disputed_until == 1.2
     assert scene.probe_results.drain() == [StartProbe(5)]
-    assert scene.wishes.resigned is None
+    assert scene.requests.resigned is None
 
 
 def test_the_higher_rank_resigns_when_the_others_insist() -> None:
     scene = Scene(5, 2)
     scene.refuse(0.0, 1, 3, reached=2)
-    assert scene.wishes.resigned is None
+    assert scene.requests.resigned is None
     scene.suspicions.end_disputes(1.2)
     scene.refuse(1.2, 1, 3, reached=2)
-    assert scene.wishes.resigned == "rank 4 cannot reach rank 1, which the others reach"
-    assert scene.wishes.resigned_over == 2
+    assert scene.requests.resigned == "rank 4 cannot reach rank 1, which the others reach"
+    assert scene.requests.resigned_over == 2
 
 
 def test_the_lower_rank_waits_ever_longer() -> None:
@@ -97,7 +97,7 @@ def test_the_lower_rank_waits_ever_longer() -> None:
         assert scene.suspicions.disputed_until is not None
         rests.append(round(scene.suspicions.disputed_until - moment, 1))
     assert rests == [1.2, 2.4, 4.8, 5.0]
-    assert scene.wishes.resigned is None
+    assert scene.requests.resigned is None
 
 
 def test_a_refusal_without_a_name_pauses_the_ballot() -> None:
@@ -110,7 +110,7 @@ def test_a_refusal_without_a_name_pauses_the_ballot() -> None:
 def test_a_dispute_lasts_until_a_long_probe_has_a_result() -> None:
     scene = Scene(1, 5)
     scene.disputes = DisputeResolver(
-        0, FIVE, scene.suspicions, scene.wishes, scene.probe_results, probe_timeout=1.0, longest_probe=10.0
+        0, FIVE, scene.suspicions, scene.requests, scene.probe_results, probe_timeout=1.0, longest_probe=10.0
     )
     scene.refuse(0.0, 2, 3, reached=5)
     assert scene.suspicions.disputed_until == 12.0
@@ -121,7 +121,7 @@ def test_a_dispute_lasts_until_a_long_probe_has_a_result() -> None:
 def test_a_node_that_runs_slowly_disputes_longer() -> None:
     scene = Scene(1, 5)
     scene.disputes = DisputeResolver(
-        0, FIVE, scene.suspicions, scene.wishes, scene.probe_results, probe_timeout=1.0, own_delay=lambda: 6.0
+        0, FIVE, scene.suspicions, scene.requests, scene.probe_results, probe_timeout=1.0, own_delay=lambda: 6.0
     )
     scene.refuse(0.0, 2, 3, reached=5)
     scene.suspicions.probe_missed(5)
@@ -225,105 +225,105 @@ def test_to_what_was_inherited_it_yields_after_a_while() -> None:
     bench.judge(REMOVE_4, inherited=True)
     bench.probe_results.record(4, 0.1, reached=True)
     assert bench.judge(REMOVE_4, 0.1, inherited=True) == VoteDecision(VoteAnswer.NO, (4,))
-    assert bench.judge(REMOVE_4, YIELD_AFTER, ballot=5) is LATER, "one's own wish is not inherited"
-    assert bench.judge(REMOVE_4, YIELD_AFTER, ballot=6, inherited=True) is OK
+    assert bench.judge(REMOVE_4, ACCEPT_INHERITED_AFTER, ballot=5) is LATER, "one's own wish is not inherited"
+    assert bench.judge(REMOVE_4, ACCEPT_INHERITED_AFTER, ballot=6, inherited=True) is OK
 
 
-def test_the_patience_with_one_change_is_not_the_patience_with_another() -> None:
+def test_the_timeout_of_one_change_is_not_the_timeout_of_another() -> None:
     bench = Bench()
     bench.judge(REMOVE_4, inherited=True)
     other = Change(2, left=(Departure(3, "silence"),))
-    assert bench.judge(other, YIELD_AFTER, inherited=True) is LATER
-    assert bench.judge(REMOVE_4, YIELD_AFTER, inherited=True) is OK, "nor does the other end it"
+    assert bench.judge(other, ACCEPT_INHERITED_AFTER, inherited=True) is LATER
+    assert bench.judge(REMOVE_4, ACCEPT_INHERITED_AFTER, inherited=True) is OK, "nor does the other end it"
 
 
 def test_the_seed_is_never_removed() -> None:
     assert read_change(Change(2, left=(Departure(SEED_NODE, ""),)).encode(), FOUR) is None
 
 
-class Seat:
+class ProposerScene:
     def __init__(self, rank: int) -> None:
         self.suspicions = Suspicions(rank + 1, FIVE)
-        self.wishes = PendingChanges(rank + 1, FIVE)
-        self.turns = ProposalTurn(rank, FIVE, self.suspicions, self.wishes)
+        self.requests = PendingChanges(rank + 1, FIVE)
+        self.turns = ProposalTurn(rank, FIVE, self.suspicions, self.requests)
 
-    def mine(self, *, acting: bool = True) -> float | None:
-        return self.turns.due(acting=acting)
+    def mine(self, *, may_remove_lost: bool = True) -> float | None:
+        return self.turns.due(may_remove_lost=may_remove_lost)
 
 
 def test_without_a_reason_it_is_nobodys_turn() -> None:
-    seat = Seat(0)
-    assert seat.mine() is None
-    assert not seat.turns.must_decide(acting=True)
+    proposer = ProposerScene(0)
+    assert proposer.mine() is None
+    assert not proposer.turns.must_decide(may_remove_lost=True)
 
 
 @pytest.mark.parametrize(("rank", "position"), [(0, 0), (1, 1), (3, 3)])
 def test_each_waits_for_those_before_it(rank: int, position: int) -> None:
-    seat = Seat(rank)
-    seat.suspicions.add(5, "silence", 1.0)
-    assert seat.mine() == pytest.approx(1.0 + STAGGER * position)
-    assert seat.mine(acting=False) is None
-    assert seat.turns.must_decide(acting=True)
-    assert not seat.turns.must_decide(acting=False)
+    proposer = ProposerScene(rank)
+    proposer.suspicions.add(5, "silence", 1.0)
+    assert proposer.mine() == pytest.approx(1.0 + TURN_STAGGER * position)
+    assert proposer.mine(may_remove_lost=False) is None
+    assert proposer.turns.must_decide(may_remove_lost=True)
+    assert not proposer.turns.must_decide(may_remove_lost=False)
 
 
 def test_nobody_waits_for_the_dead() -> None:
-    seat = Seat(2)
+    proposer = ProposerScene(2)
     for node in (1, 2):
-        seat.suspicions.add(node, "silence", 1.0)
-    assert seat.mine() == 1.0
+        proposer.suspicions.add(node, "silence", 1.0)
+    assert proposer.mine() == 1.0
 
 
 def test_who_left_willingly_presses_nobody() -> None:
-    seat = Seat(0)
-    seat.suspicions.add(5, "bye", 1.0, willing=True)
-    assert seat.mine() == 1.0 + WILLING_DELAY
-    assert seat.mine(acting=False) == 1.0 + WILLING_DELAY, "it disturbs nobody, whatever the policy is"
-    assert not seat.turns.must_decide(acting=True)
+    proposer = ProposerScene(0)
+    proposer.suspicions.add(5, "bye", 1.0, willing=True)
+    assert proposer.mine() == 1.0 + WILLING_DELAY
+    assert proposer.mine(may_remove_lost=False) == 1.0 + WILLING_DELAY, "it disturbs nobody, whatever the policy is"
+    assert not proposer.turns.must_decide(may_remove_lost=True)
 
 
 def test_where_the_votes_of_those_who_left_are_missing_nobody_proposes_to_go_on_without_them() -> None:
-    seat = Seat(0)
+    proposer = ProposerScene(0)
     for node in (3, 4, 5):
-        seat.suspicions.add(node, "bye", 1.0, willing=True)
-    assert seat.mine() is None
-    seat.suspicions.drop(3)
-    assert seat.mine() == 1.0 + WILLING_DELAY
+        proposer.suspicions.add(node, "bye", 1.0, willing=True)
+    assert proposer.mine() is None
+    proposer.suspicions.drop(3)
+    assert proposer.mine() == 1.0 + WILLING_DELAY
 
 
 def test_what_all_agreed_on_does_not_depend_on_the_policy() -> None:
-    seat = Seat(0)
-    seat.wishes.want(ChangeRequested(renewed=(7,)), 1.0)
-    assert seat.mine(acting=False) == 1.0
-    assert seat.turns.must_decide(acting=False)
+    proposer = ProposerScene(0)
+    proposer.requests.want(ChangeRequested(renewed=(7,)), 1.0)
+    assert proposer.mine(may_remove_lost=False) == 1.0
+    assert proposer.turns.must_decide(may_remove_lost=False)
 
 
-@pytest.mark.parametrize(("rank", "other", "wait"), [(3, 5, 0.0), (4, 4, STAGGER)])
+@pytest.mark.parametrize(("rank", "other", "wait"), [(3, 5, 0.0), (4, 4, TURN_STAGGER)])
 def test_of_a_pair_the_lower_goes_first_whatever_its_rank(rank: int, other: int, wait: float) -> None:
-    seat = Seat(rank)
-    seat.wishes.sever(other, 1.0)
-    assert seat.mine() == pytest.approx(1.0 + wait)
+    proposer = ProposerScene(rank)
+    proposer.requests.sever(other, 1.0)
+    assert proposer.mine() == pytest.approx(1.0 + wait)
 
 
 def test_who_resigns_waits_for_nobody() -> None:
-    seat = Seat(4)
-    seat.wishes.resign("done")
-    seat.turns.saw_proposal(1, 1.0)
-    assert seat.mine(acting=False) == float("-inf")
-    assert seat.turns.must_decide(acting=False)
+    proposer = ProposerScene(4)
+    proposer.requests.resign("done")
+    proposer.turns.saw_proposal(1, 1.0)
+    assert proposer.mine(may_remove_lost=False) == float("-inf")
+    assert proposer.turns.must_decide(may_remove_lost=False)
 
 
 def test_a_lower_rank_that_proposes_is_let_unless_it_dies() -> None:
-    seat = Seat(1)
-    seat.suspicions.add(5, "silence", 1.0)
-    seat.turns.saw_proposal(3, 1.05)
-    assert seat.mine() == pytest.approx(1.1), "a higher rank is not waited for"
-    seat.turns.saw_proposal(1, 1.05)
-    turn = seat.mine()
+    proposer = ProposerScene(1)
+    proposer.suspicions.add(5, "silence", 1.0)
+    proposer.turns.saw_proposal(3, 1.05)
+    assert proposer.mine() == pytest.approx(1.1), "a higher rank is not waited for"
+    proposer.turns.saw_proposal(1, 1.05)
+    turn = proposer.mine()
     assert turn is not None
     assert turn > 2.0
-    seat.suspicions.add(1, "its process ended", 1.1)
-    assert seat.mine() == 1.0
+    proposer.suspicions.add(1, "its process ended", 1.1)
+    assert proposer.mine() == 1.0
 
 
 def test_in_a_crowd_they_follow_faster() -> None:
@@ -335,32 +335,32 @@ def some() -> tuple[PendingChanges, Suspicions]:
     return PendingChanges(2, FOUR), Suspicions(2, FOUR)
 
 
-def test_without_a_wish_there_is_nothing_to_propose() -> None:
-    wishes, suspicions = some()
-    assert wishes.draft(suspicions) is None
+def test_without_a_request_there_is_nothing_to_propose() -> None:
+    requests, suspicions = some()
+    assert requests.draft(suspicions) is None
 
 
 def test_a_draft_takes_in_all_that_is_known() -> None:
-    wishes, suspicions = some()
+    requests, suspicions = some()
     suspicions.add(4, "silence", 1.0)
     bye = Departure(1, "bye", willing=True)
-    wishes.want(ChangeRequested(joined=(a_member(9),), left=(bye,), renewed=(7, 5)), 1.0)
-    wishes.sever(3, 1.0)
-    assert wishes.draft(suspicions) == Change(
+    requests.want(ChangeRequested(joined=(a_member(9),), left=(bye,), renewed=(7, 5)), 1.0)
+    requests.sever(3, 1.0)
+    assert requests.draft(suspicions) == Change(
         2, left=(Departure(4, "silence"), bye), joined=(a_member(9),), severed=((2, 3),), renewed=(5, 7)
     )
-    assert wishes.expects(a_member(9))
-    assert not wishes.expects(a_member(8))
-    assert wishes.releases(1)
+    assert requests.expects(a_member(9))
+    assert not requests.expects(a_member(8))
+    assert requests.releases(1)
 
 
 def test_who_has_closed_goes_quietly_unless_it_is_needed_or_all_have_agreed_on_it() -> None:
-    wishes, suspicions = some()
+    requests, suspicions = some()
     for node in (1, 3, 4):
         suspicions.add(node, "bye", 1.0, willing=True)
     suspicions.add(3, "needed", 2.0)
-    wishes.want(ChangeRequested(left=(Departure(4, "it asked for it", willing=True),)), 2.0)
-    draft = wishes.draft(suspicions)
+    requests.want(ChangeRequested(left=(Departure(4, "it asked for it", willing=True),)), 2.0)
+    draft = requests.draft(suspicions)
     assert draft is not None
     assert [(each.node, each.willing, each.quiet) for each in draft.left] == [
         (1, True, True),
@@ -370,71 +370,71 @@ def test_who_has_closed_goes_quietly_unless_it_is_needed_or_all_have_agreed_on_i
 
 
 def test_where_losses_are_no_reason_only_who_has_closed_goes() -> None:
-    wishes, suspicions = some()
+    requests, suspicions = some()
     suspicions.add(3, "silence", 1.0)
-    wishes.severed.add((1, 2))
-    assert wishes.draft(suspicions, acting=False) is None
+    requests.severed.add((1, 2))
+    assert requests.draft(suspicions, may_remove_lost=False) is None
     suspicions.add(4, "bye", 1.0, willing=True)
-    draft = wishes.draft(suspicions, acting=False)
+    draft = requests.draft(suspicions, may_remove_lost=False)
     assert draft is not None
     assert ([each.node for each in draft.left], draft.severed) == ([4], ())
-    wishes.want(ChangeRequested(renewed=(7,)), 2.0)
-    draft = wishes.draft(suspicions, acting=False)
+    requests.want(ChangeRequested(renewed=(7,)), 2.0)
+    draft = requests.draft(suspicions, may_remove_lost=False)
     assert draft is not None
     assert [each.node for each in draft.left] == [3, 4], "it goes along with what was agreed on"
     assert draft.severed == ((1, 2),)
 
 
 def test_what_was_agreed_on_outlives_a_change_that_leaves_the_world_alone() -> None:
-    wishes, _ = some()
-    wishes.want(ChangeRequested(joined=(a_member(9),), left=(Departure(1, "bye", willing=True),), renewed=(7,)), 1.0)
+    requests, _ = some()
+    requests.want(ChangeRequested(joined=(a_member(9),), left=(Departure(1, "bye", willing=True),), renewed=(7,)), 1.0)
     quiet = Change(2, left=(Departure(4, "bye", willing=True, quiet=True),), renewed=(5,))
-    kept = wishes.carried(quiet, quiet.apply(FOUR), 2.0)
+    kept = requests.carried(quiet, quiet.apply(FOUR), 2.0)
     assert kept.draft(Suspicions(2, quiet.apply(FOUR))) == Change(
         3, left=(Departure(1, "bye", willing=True),), joined=(a_member(9),)
     )
     loud = Change(2, left=(Departure(4, "killed"),))
-    assert wishes.carried(loud, loud.apply(FOUR), 2.0).wanted_since is None
+    assert requests.carried(loud, loud.apply(FOUR), 2.0).wanted_since is None
 
 
 def test_what_is_so_already_is_not_wanted() -> None:
-    wishes, suspicions = some()
-    wishes.want(ChangeRequested(joined=(a_member(3),), left=(Departure(9, ""),)), 1.0)
-    assert wishes.wanted_since is None
-    assert wishes.draft(suspicions) is None
+    requests, suspicions = some()
+    requests.want(ChangeRequested(joined=(a_member(3),), left=(Departure(9, ""),)), 1.0)
+    assert requests.wanted_since is None
+    assert requests.draft(suspicions) is None
 
 
 def test_a_pair_of_which_one_goes_is_not_severed() -> None:
-    wishes, suspicions = some()
-    wishes.sever(4, 1.0)
+    requests, suspicions = some()
+    requests.sever(4, 1.0)
     suspicions.add(4, "silence", 1.0)
-    draft = wishes.draft(suspicions)
+    draft = requests.draft(suspicions)
     assert draft is not None
     assert draft.severed == ()
 
 
 def test_who_is_suspected_and_released_leaves_once() -> None:
-    wishes, suspicions = some()
+    requests, suspicions = some()
     suspicions.add(4, "silence", 1.0)
-    wishes.want(ChangeRequested(left=(Departure(4, "bye", willing=True),)), 1.0)
-    draft = wishes.draft(suspicions)
+    requests.want(ChangeRequested(left=(Departure(4, "bye", willing=True),)), 1.0)
+    draft = requests.draft(suspicions)
     assert draft is not None
     assert [departure.node for departure in draft.left] == [4]
 
 
 def test_who_resigns_proposes_only_that() -> None:
-    wishes, suspicions = some()
+    requests, suspicions = some()
     suspicions.add(4, "silence", 1.0)
-    wishes.resign("done")
-    assert wishes.draft(suspicions) == Change(2, left=(Departure(2, "done", willing=True),))
-    wishes.stay()
-    assert wishes.resigned is None
+    requests.resign("done")
+    assert requests.draft(suspicions) == Change(2, left=(Departure(2, "done", willing=True),))
+    requests.stay()
+    assert requests.resigned is None
 
 
 def test_the_last_one_cannot_be_removed() -> None:
-    wishes = PendingChanges(1, a_membership(1))
-    wishes.resign("done")
-    assert wishes.draft(Suspicions(1, a_membership(1))) is None
+    requests = PendingChanges(1, a_membership(1))
+    requests.resign("done")
+    assert requests.draft(Suspicions(1, a_membership(1))) is None
 
 
 def test_however_many_left_with_long_stories_the_change_fits_into_a_message() -> None:
@@ -453,15 +453,15 @@ def test_however_many_left_with_long_stories_the_change_fits_into_a_message() ->
 
 
 def test_after_a_change_what_was_agreed_is_over_and_what_broke_is_not() -> None:
-    wishes, _ = some()
-    wishes.want(ChangeRequested(renewed=(7,)), 1.0)
-    wishes.sever(1, 1.0)
-    wishes.sever(3, 1.0)
-    wishes.sever(4, 1.0)
-    wishes.resign("done")
+    requests, _ = some()
+    requests.want(ChangeRequested(renewed=(7,)), 1.0)
+    requests.sever(1, 1.0)
+    requests.sever(3, 1.0)
+    requests.sever(4, 1.0)
+    requests.resign("done")
     change = Change(2, left=(Departure(4, ""),), severed=((1, 2),))
-    kept = wishes.carried(change, change.apply(FOUR), 5.0)
+    kept = requests.carried(change, change.apply(FOUR), 5.0)
     assert kept.severed == {(2, 3)}
     assert (kept.severed_since, kept.wanted_since, kept.resigned) == (5.0, None, "done")
-    wishes.resign("I cannot reach it", over=3)
-    assert wishes.carried(change, change.apply(FOUR), 5.0).resigned is None
+    requests.resign("I cannot reach it", over=3)
+    assert requests.carried(change, change.apply(FOUR), 5.0).resigned is None

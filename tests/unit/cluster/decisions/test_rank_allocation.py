@@ -1,6 +1,6 @@
 """Runs of free ranks behave like a set of numbers, and never touch one another.
 
-Who gets which rank: wishes granted exactly, blocks kept for their children, the rest host by host.
+Who gets which rank: requests granted exactly, blocks kept for their children, the rest host by host.
 """
 
 import pytest
@@ -55,7 +55,7 @@ def test_a_world_of_nobody_has_no_ranks() -> None:
 LAUNCHER, OTHER = 71, 72
 
 
-def test_without_wishes_hosts_come_by_first_arrival_and_nodes_by_arrival() -> None:
+def test_without_requests_hosts_come_by_first_arrival_and_nodes_by_arrival() -> None:
     places = RankAllocator(5)
     arrivals = [(1, "b"), (2, "a"), (3, "b"), (4, "c"), (5, "a")]
     for node, _ in arrivals:
@@ -63,7 +63,7 @@ def test_without_wishes_hosts_come_by_first_arrival_and_nodes_by_arrival() -> No
     assert places.assign(arrivals) == [1, 3, 2, 5, 4]
 
 
-def test_wishes_are_granted_exactly_and_the_others_fill_the_gaps() -> None:
+def test_requests_are_granted_exactly_and_the_others_fill_the_gaps() -> None:
     places = RankAllocator(5)
     places.claim(1, None, 0)
     places.claim(2, 0, 0)
@@ -212,15 +212,15 @@ _claims = st.lists(
 @given(_claims)
 def test_every_promise_is_kept_when_the_world_is_full(steps: list[tuple[str, int, int | None, int, str]]) -> None:
     size = 6
-    places, hosts, wishes, launchers = RankAllocator(size), dict[int, str](), dict[int, int | None](), set[int]()
+    places, hosts, requests, launchers = RankAllocator(size), dict[int, str](), dict[int, int | None](), set[int]()
     for step, node, rank, launcher, host in steps:
         try:
-            if step == "claim" and node not in wishes:
+            if step == "claim" and node not in requests:
                 places.claim(node, rank, launcher)
-                wishes[node], hosts[node] = rank, host
-            elif step == "give up" and node in wishes:
+                requests[node], hosts[node] = rank, host
+            elif step == "give up" and node in requests:
                 places.give_up(node)
-                del wishes[node], hosts[node]
+                del requests[node], hosts[node]
             elif step == "reserve" and launcher and launcher not in launchers:
                 places.reserve(launcher, node % 4 + 1, rank)
                 launchers.add(launcher)
@@ -234,7 +234,7 @@ def test_every_promise_is_kept_when_the_world_is_full(steps: list[tuple[str, int
         places.release(launcher)
     for node in range(1000, 1000 + places.left):
         places.claim(node, None, 0)
-        wishes[node], hosts[node] = None, "z"
+        requests[node], hosts[node] = None, "z"
     order = places.assign(hosts.items())
-    assert sorted(order) == sorted(wishes)
-    assert all(order[rank] == node for node, rank in wishes.items() if rank is not None)
+    assert sorted(order) == sorted(requests)
+    assert all(order[rank] == node for node, rank in requests.items() if rank is not None)

@@ -14,14 +14,14 @@ def test_the_newest_are_listed_and_all_are_counted() -> None:
     assert "stranger 0" not in listed
 
 
-def test_a_reason_is_one_short_line_whatever_a_stranger_wrote() -> None:
+def test_a_reason_is_one_short_line_whatever_an_unauthenticated_peer_wrote() -> None:
     assert brief("plain words, ünïcode too") == "plain words, ünïcode too"
     assert brief("a\nb\x1b[2Jc\u2028d") == "a b [2Jc d"
     assert brief("x" * 10_000) == "x" * 199 + "…"
     assert brief("x" * 200) == "x" * 200
 
 
-def test_the_last_reason_for_the_same_stranger_counts() -> None:
+def test_the_last_reason_for_the_same_peer_counts() -> None:
     refusals = RefusalLog()
     refusals.add("somebody", "first")
     refusals.add("somebody", "second")

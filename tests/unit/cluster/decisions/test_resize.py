@@ -11,8 +11,8 @@ from tests.unit.cluster.decisions.voters import a_member, a_membership
 NO_LIMIT = 0
 
 
-def wishes(size: int, **by_rank: ResizeRequest) -> list[ResizeRequest]:
-    """`r2=Wish(…)`: that of rank 2; the others have none."""
+def requests(size: int, **by_rank: ResizeRequest) -> list[ResizeRequest]:
+    """`r2=ResizeRequest(…)`: that of rank 2; the others have none."""
     return [by_rank.get(f"r{rank}", ResizeRequest()) for rank in range(size)]
 
 
@@ -22,11 +22,11 @@ def waiting(*nodes: int) -> ResizeRequest:
 
 def resized(size: int, least: int = 1, most: int = NO_LIMIT, **by_rank: ResizeRequest) -> tuple[list[int], list[int]]:
     """Nodes that come, and nodes that go; rank r is node r + 1."""
-    found = resize(a_membership(size), wishes(size, **by_rank), least=least, most=most)
+    found = resize(a_membership(size), requests(size, **by_rank), least=least, most=most)
     return [member.node for member in found.joined], [departure.node for departure in found.left]
 
 
-def test_without_a_wish_nothing_happens() -> None:
+def test_without_a_request_nothing_happens() -> None:
     assert resized(3) == ([], [])
 
 
@@ -74,16 +74,16 @@ def test_somebody_stays() -> None:
 
 def test_causes_say_who_wanted_it() -> None:
     asking = ResizeRequest(removals={2: "too slow", 3: "", 77: "not here"})
-    found = resize(a_membership(4), wishes(4, r0=asking, r2=ResizeRequest(leaving=True)), least=1, most=NO_LIMIT)
+    found = resize(a_membership(4), requests(4, r0=asking, r2=ResizeRequest(leaving=True)), least=1, most=NO_LIMIT)
     assert found.left == (
         Departure(2, "rank 0 asked it to leave: too slow", willing=True),
         Departure(3, "it wanted to leave", willing=True),
     )
-    found = resize(a_membership(2), wishes(2, r1=ResizeRequest(removals={1: ""})), least=1, most=NO_LIMIT)
+    found = resize(a_membership(2), requests(2, r1=ResizeRequest(removals={1: ""})), least=1, most=NO_LIMIT)
     assert found.left == (Departure(1, "rank 1 asked it to leave", willing=True),)
 
 
-any_wish = st.builds(
+any_request = st.builds(
     ResizeRequest,
     waiting=st.lists(st.integers(1, 30).map(a_member), max_size=6).map(tuple),
     leaving=st.booleans(),
@@ -92,11 +92,11 @@ any_wish = st.builds(
 )
 
 
-@given(st.lists(any_wish, min_size=1, max_size=8), st.integers(1, 10), st.none() | st.integers(0, 6))
-def test_the_laws_hold_whatever_is_wished(told: list[ResizeRequest], least: int, beyond: int | None) -> None:
+@given(st.lists(any_request, min_size=1, max_size=8), st.integers(1, 10), st.none() | st.integers(0, 6))
+def test_the_laws_hold_whatever_is_wished(notified: list[ResizeRequest], least: int, beyond: int | None) -> None:
     most = NO_LIMIT if beyond is None else least + beyond
-    membership = a_membership(len(told))
-    found: Resize = resize(membership, told, least=least, most=most)
+    membership = a_membership(len(notified))
+    found: Resize = resize(membership, notified, least=least, most=most)
     joined, left = [member.node for member in found.joined], [departure.node for departure in found.left]
     size = membership.size + len(joined) - len(left)
     assert len(set(joined)) == len(joined)
@@ -108,12 +108,12 @@ def test_the_laws_hold_whatever_is_wished(told: list[ResizeRequest], least: int,
     assert not joined or most == NO_LIMIT or size <= most
 
 
-@given(any_wish)
-def test_decoding_undoes_encoding(wish: ResizeRequest) -> None:
-    assert decode_resize_request(encode_resize_request(wish)) == wish
+@given(any_request)
+def test_decoding_undoes_encoding(request: ResizeRequest) -> None:
+    assert decode_resize_request(encode_resize_request(request)) == request
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x94", encode_resize_request(ResizeRequest())[:-1], b"\x91\xa3abc"])
-def test_what_is_no_wish_is_refused(data: bytes) -> None:
+def test_what_is_no_request_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not a resize request"):
         decode_resize_request(data)

@@ -24,7 +24,7 @@ def test_before_the_cluster_has_formed_it_shows_how_many_have_come() -> None:
 
 def test_a_member_runs_as_long_as_its_bulletins_come() -> None:
     notices = formed(1, 2)
-    notices.news(1, StatusReport(0, 1, operation="barrier #1"), 3.0)
+    notices.report_received(1, StatusReport(0, 1, operation="barrier #1"), 3.0)
     assert states(notices, 3.5) == {1: "running", 2: "running"}
     assert states(notices, SILENT + 0.1) == {1: "running", 2: "stuck"}
     assert notices.page(4.0).rows[0].heard == 1.0
@@ -32,16 +32,16 @@ def test_a_member_runs_as_long_as_its_bulletins_come() -> None:
 
 def test_a_call_that_does_not_go_on_is_waiting() -> None:
     notices = formed(1)
-    notices.news(1, StatusReport(0, 1, operation="barrier #1", began=9.0, moved=PATIENT + 0.5), 1.0)
+    notices.report_received(1, StatusReport(0, 1, operation="barrier #1", began=9.0, moved=PATIENT + 0.5), 1.0)
     assert states(notices, 1.0) == {1: "waiting"}
-    notices.news(1, StatusReport(0, 1, operation="barrier #1", began=9.0, moved=0.5), 2.0)
+    notices.report_received(1, StatusReport(0, 1, operation="barrier #1", began=9.0, moved=0.5), 2.0)
     assert states(notices, 2.0) == {1: "running"}
 
 
 def test_who_is_lost_stays_so_whatever_it_says_until_it_is_back() -> None:
     notices = formed(1, 2)
     notices.went(2, "its line broke", 1.0)
-    notices.news(2, StatusReport(1, 1), 1.5)
+    notices.report_received(2, StatusReport(1, 1), 1.5)
     row = notices.page(3.0).rows[1]
     assert (row.state, row.cause, row.gone, row.bulletin) == ("lost", "its line broke", 2.0, None)
     assert notices.page(3.0).joined == 1
@@ -49,7 +49,7 @@ def test_who_is_lost_stays_so_whatever_it_says_until_it_is_back() -> None:
     assert states(notices, 4.0)[2] == "running"
 
 
-def test_the_word_of_who_started_it_is_the_cause() -> None:
+def test_the_reason_of_the_node_that_started_it_is_the_cause() -> None:
     notices = formed(1)
     notices.went(1, "connection reset", 1.0)
     notices.went(1, "was killed by SIGKILL", 1.1, told=True)
@@ -94,9 +94,9 @@ def test_a_large_world_is_shown_by_pages() -> None:
     assert (len(last.rows), last.first, last.total) == (2, ROWS_PER_PAGE, ROWS_PER_PAGE + 2)
 
 
-def test_strangers_and_late_words_change_nothing() -> None:
+def test_unknown_senders_and_late_messages_change_nothing() -> None:
     notices = formed(1)
     notices.went(99, "who?", 1.0)
     notices.returned(99, 1.0)
-    notices.news(99, StatusReport(0, 1), 1.0)
+    notices.report_received(99, StatusReport(0, 1), 1.0)
     assert states(notices, 1.0) == {1: "running"}

@@ -1,8 +1,8 @@
-"""A suspicion is told to a few, then to more; the suspect hears of it once.
+"""A suspicion is sent to a few, then to more; the suspect learns of it once.
 
 A try says something only about the time after the question.
 
-No majority: told as soon as that is sure. A majority that does not finish: told when time is over.
+No majority: reported as soon as that is sure. A majority that does not finish: reported when time is over.
 
 Whom a node cannot reach: urgent, willing, disputed; counted as they come and go.
 """
@@ -18,55 +18,55 @@ MANY = a_membership(40)
 
 def of(me: int, *suspects: int) -> tuple[SuspicionBroadcast, Suspicions]:
     suspicions = Suspicions(me, MANY)
-    complaints = SuspicionBroadcast(me, MANY, suspicions)
+    accusations = SuspicionBroadcast(me, MANY, suspicions)
     for node in suspects:
         suspicions.add(node, "silence", 0.0)
-        complaints.add(node)
-    return complaints, suspicions
+        accusations.add(node)
+    return accusations, suspicions
 
 
-def test_the_lowest_few_that_are_reached_hear_of_it_first_and_once() -> None:
-    complaints, _ = of(2, 30, 3)
-    said = complaints.messages(0.0, insist=False)
+def test_the_lowest_few_that_are_reached_learn_of_it_first_and_once() -> None:
+    accusations, _ = of(2, 30, 3)
+    said = accusations.messages(0.0, repeat=False)
     assert [(say.node, say.message.node) for say in said if isinstance(say.message, Suspect)] == [
         (listener, suspect) for suspect in (30, 3) for listener in (1, 4, 5, 6)
     ]
     assert said[0].message == Suspect(1, 30, 2, "silence")
-    assert complaints.messages(9.0, insist=False) == []
-    assert complaints.again is None
+    assert accusations.messages(9.0, repeat=False) == []
+    assert accusations.again is None
 
 
-def test_while_nothing_comes_of_it_more_and_more_hear_of_it() -> None:
-    complaints, suspicions = of(2, 30)
-    heard, now = [len(complaints.messages(0.0, insist=True))], 0.0
+def test_while_nothing_comes_of_it_more_and_more_learn_of_it() -> None:
+    accusations, suspicions = of(2, 30)
+    received, now = [len(accusations.messages(0.0, repeat=True))], 0.0
     for _ in range(4):
-        assert complaints.again is not None
-        now = complaints.again
-        heard.append(len(complaints.messages(now, insist=True)))
-    assert heard == [4, 8, 16, 32, 38]
+        assert accusations.again is not None
+        now = accusations.again
+        received.append(len(accusations.messages(now, repeat=True)))
+    assert received == [4, 8, 16, 32, 38]
     suspicions.drop(30)
-    assert complaints.messages(now + 99.0, insist=True) == []
-    assert complaints.again is None
+    assert accusations.messages(now + 99.0, repeat=True) == []
+    assert accusations.again is None
 
 
-def test_a_suspicion_that_is_over_is_not_told() -> None:
-    complaints, suspicions = of(2, 30)
+def test_a_suspicion_that_is_over_is_not_reported() -> None:
+    accusations, suspicions = of(2, 30)
     suspicions.drop(30)
-    assert complaints.messages(0.0, insist=True) == []
+    assert accusations.messages(0.0, repeat=True) == []
 
 
-def test_the_suspect_hears_of_each_complaint_once() -> None:
-    complaints, _ = of(2)
-    word = Suspect(1, 30, 5, "silence")
-    assert complaints.forward(word) == [SendMessage(30, word)]
-    assert complaints.forward(word) == []
-    assert complaints.forward(Suspect(1, 30, 6, "silence")) != []
+def test_the_suspect_learns_of_each_complaint_once() -> None:
+    accusations, _ = of(2)
+    sent = Suspect(1, 30, 5, "silence")
+    assert accusations.forward(sent) == [SendMessage(30, sent)]
+    assert accusations.forward(sent) == []
+    assert accusations.forward(Suspect(1, 30, 6, "silence")) != []
 
 
-def test_what_comes_from_the_epoch_before_is_told_anew() -> None:
+def test_what_comes_from_the_epoch_before_is_reported_anew() -> None:
     suspicions = Suspicions(2, MANY)
     suspicions.add(30, "silence", 0.0)
-    assert len(SuspicionBroadcast(2, MANY, suspicions).messages(0.0, insist=True)) == 4
+    assert len(SuspicionBroadcast(2, MANY, suspicions).messages(0.0, repeat=True)) == 4
 
 
 def test_a_try_that_is_under_way_is_not_made_twice_unless_it_is_forgotten() -> None:
@@ -138,64 +138,64 @@ def some() -> tuple[StallTimer, Suspicions]:
 
 
 def test_while_nothing_presses_time_does_not_run() -> None:
-    stalling, _ = some()
-    assert stalling.due is None
-    stalling.update(5.0, must_decide=True)
-    stalling.update(6.0, must_decide=True)
-    assert stalling.due == 35.0
-    stalling.update(7.0, must_decide=False)
-    assert stalling.due is None
-    assert stalling.report(None, 99.0) == []
+    stalled, _ = some()
+    assert stalled.due is None
+    stalled.update(5.0, must_decide=True)
+    stalled.update(6.0, must_decide=True)
+    assert stalled.due == 35.0
+    stalled.update(7.0, must_decide=False)
+    assert stalled.due is None
+    assert stalled.report(None, 99.0) == []
 
 
 def test_when_time_is_over_it_names_who_has_not_voted() -> None:
-    stalling, suspicions = some()
+    stalled, suspicions = some()
     suspicions.add(4, "silence", 5.0)
-    stalling.update(5.0, must_decide=True)
+    stalled.update(5.0, must_decide=True)
     agreement = Agreement((0, 1, 0), 1, Electorate(FOUR))
     agreement.propose(b"v", 5.0)
     agreement.receive(2, Promise((0, 1, 0), BallotNumber(1, 1)), 5.0)
-    assert stalling.report(agreement, 34.9) == []
-    assert stalling.report(agreement, 35.0) == [NoProgress((1, 2, 3, SEED_NODE), 3, (3, 4, SEED_NODE))]
-    assert stalling.report(agreement, 99.0) == []
-    assert stalling.reported
+    assert stalled.report(agreement, 34.9) == []
+    assert stalled.report(agreement, 35.0) == [NoProgress((1, 2, 3, SEED_NODE), 3, (3, 4, SEED_NODE))]
+    assert stalled.report(agreement, 99.0) == []
+    assert stalled.reported
 
 
 def test_who_has_no_ballot_can_only_say_who_could_have_voted() -> None:
-    stalling, _ = some()
-    stalling.update(5.0, must_decide=True)
-    assert stalling.report(None, 35.0) == [NoProgress((1, 2, 3, 4, SEED_NODE), 3, (2, 3, 4, SEED_NODE))]
+    stalled, _ = some()
+    stalled.update(5.0, must_decide=True)
+    assert stalled.report(None, 35.0) == [NoProgress((1, 2, 3, 4, SEED_NODE), 3, (2, 3, 4, SEED_NODE))]
 
 
 def test_without_a_majority_it_waits_only_until_the_losses_are_sure() -> None:
-    stalling, suspicions = some()
-    stalling.update(5.0, must_decide=True)
+    stalled, suspicions = some()
+    stalled.update(5.0, must_decide=True)
     for node in (3, 4, SEED_NODE):
         suspicions.add(node, "silence", 6.0)
-    assert stalling.due == 7.0
-    assert stalling.report(None, 7.0) == [NoProgress((1, 2), 3, ())]
+    assert stalled.due == 7.0
+    assert stalled.report(None, 7.0) == [NoProgress((1, 2), 3, ())]
 
 
 def test_those_that_left_by_their_own_will_are_named() -> None:
-    stalling, suspicions = some()
-    stalling.update(5.0, must_decide=True)
+    stalled, suspicions = some()
+    stalled.update(5.0, must_decide=True)
     for node in (3, 4):
         suspicions.add(node, "it left", 6.0, willing=True)
         suspicions.add(node, "its connection ended", 6.0)
     suspicions.add(SEED_NODE, "silence", 6.0)
-    assert stalling.report(None, 7.0) == [NoProgress((1, 2), 3, (), left=(3, 4))]
+    assert stalled.report(None, 7.0) == [NoProgress((1, 2), 3, (), left=(3, 4))]
 
 
 def test_a_node_that_runs_slowly_says_it_later_by_its_own_delay() -> None:
     suspicions = Suspicions(1, FOUR)
-    stalling = StallTimer(
+    stalled = StallTimer(
         1, Electorate(FOUR), suspicions, recovery_timeout=30.0, probe_timeout=1.0, own_delay=lambda: 8.0
     )
-    stalling.update(5.0, must_decide=True)
-    assert stalling.due == 43.0
+    stalled.update(5.0, must_decide=True)
+    assert stalled.due == 43.0
     for node in (2, 3, 4):
         suspicions.add(node, "silence", 6.0)
-    assert stalling.due == 15.0
+    assert stalled.due == 15.0
 
 
 def of_rank_2() -> Suspicions:
@@ -213,10 +213,10 @@ def test_lower_ranks_and_votes_are_counted_as_they_come_and_go() -> None:
     suspicions = of_rank_2()
     for node in (1, 4, SEED_NODE):
         suspicions.add(node, "silence", 1.0)
-    assert (suspicions.lower, suspicions.votes, len(suspicions)) == (1, 3, 3)
+    assert (suspicions.lower_rank_count, suspicions.votes, len(suspicions)) == (1, 3, 3)
     assert suspicions.drop(1)
     assert not suspicions.drop(1)
-    assert (suspicions.lower, suspicions.votes, list(suspicions)) == (0, 2, [4, SEED_NODE])
+    assert (suspicions.lower_rank_count, suspicions.votes, list(suspicions)) == (0, 2, [4, SEED_NODE])
 
 
 def test_the_seed_is_missed_but_never_removed() -> None:

@@ -1,4 +1,4 @@
-"""A cluster of succession machines in one process, on virtual time: words take a while, nodes die, ways break."""
+"""A cluster of succession machines in one process, on virtual time: messages take a while, nodes die, ways break."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -52,7 +52,7 @@ class Parliament:
         chance: int = 0,
         latency: Callable[[Random], float | None] = lambda _: LATENCY,
     ) -> None:
-        """`latency`: of each word; None: it is lost."""
+        """`latency`: of each message; None: it is lost."""
         self.now = 100.0
         self.random = Random(chance)
         self.latency = latency
@@ -113,27 +113,27 @@ class Parliament:
         self.dead |= set(nodes)
         for node in nodes:
             for other in self.living() if seen_by is None else seen_by:
-                self.tell(other, PeerLossFound(node, f"node {node} was killed"))
+                self.feed(other, PeerLossFound(node, f"node {node} was killed"))
 
     def beat(self) -> None:
-        """Everybody tells everybody its epoch, once; who is behind is told what was chosen since."""
+        """Everybody sends everybody its epoch, once; who is behind receives what was chosen since."""
         here = [node for node in self.machines if node not in self.dead]
         for one in here:
             for other in here:
                 if one != other and self.reaches(one, other):
                     epoch = self.machines[other].membership.epoch
                     for made_in, value in enumerate(self.machines[one].changes_since(epoch), epoch):
-                        self.tell(other, MessageReceived(one, Chosen((0, made_in, 0), value)), LATENCY)
+                        self.feed(other, MessageReceived(one, Chosen((0, made_in, 0), value)), LATENCY)
 
     def living(self) -> list[int]:
         return [node for node in self.machines if node not in self.dead and node != SEED_NODE]
 
-    def tell(self, node: int, event: MembershipInput, after: float = 0.0) -> None:
+    def feed(self, node: int, event: MembershipInput, after: float = 0.0) -> None:
         heapq.heappush(self._agenda, (self.now + after, next(self._order), node, event))
 
-    def tell_all(self, event: MembershipInput) -> None:
+    def feed_all(self, event: MembershipInput) -> None:
         for node in self.living():
-            self.tell(node, event)
+            self.feed(node, event)
 
     # ------------------------------------------------------------ time
 
@@ -141,7 +141,7 @@ class Parliament:
         """Until then everything happens that is due."""
         end = self.now + seconds
         for node in self.machines:
-            self._set_alarm(node)
+            self._set_timer(node)
         while self._agenda and self._agenda[0][0] <= end:
             moment, _, node, event = heapq.heappop(self._agenda)
             self.now = max(self.now, moment)
@@ -159,12 +159,12 @@ class Parliament:
             self.kept[node] = machine.vote
         for action in actions:
             self._do(node, action)
-        self._set_alarm(node)
+        self._set_timer(node)
 
-    def _set_alarm(self, node: int) -> None:
+    def _set_timer(self, node: int) -> None:
         due = self.machines[node].due(self.now)
         if due is not None:
-            self.tell(node, Tick(), max(0.0, due - self.now) + 1e-6)
+            self.feed(node, Tick(), max(0.0, due - self.now) + 1e-6)
 
     def _do(self, node: int, action: MembershipAction) -> None:
         if isinstance(action, SendMessage):
@@ -174,7 +174,7 @@ class Parliament:
             reached = self.reaches(node, action.node)
             result = ProbeFinished(action.node, None if reached else f"node {action.node} does not answer")
             at_once = reached or action.node in self.dead  # the system of a dead process says so
-            self.tell(node, result, 2 * LATENCY if at_once else PROBE)
+            self.feed(node, result, 2 * LATENCY if at_once else PROBE)
         elif isinstance(action, MembershipDecided):
             value = action.change.encode()
             assert self.chosen.setdefault(action.change.epoch, value) == value
@@ -190,7 +190,7 @@ class Parliament:
     def _carry(self, node: int, say: SendMessage) -> None:
         took = self.latency(self.random)
         if took is not None and say.node in self.machines and self.reaches(node, say.node):
-            self.tell(say.node, MessageReceived(node, say.message), took)
+            self.feed(say.node, MessageReceived(node, say.message), took)
 
     # ------------------------------------------------------------ what came of it
 

@@ -32,7 +32,7 @@ def test_contributions_are_folded_from_rank_0_up():
     assert {each.peer: each.part for each in step.receives} == {0: Range(1, 0, 10), 2: Range(1, 20, 30)}
 
 
-def test_a_segment_is_told_while_the_next_one_s_contributions_are_on_their_way():
+def test_a_segment_is_reported_while_the_next_one_s_contributions_are_on_their_way():
     first, second, last = direct.direct_all_reduce(0, 2, 40, segment=10)
     assert first.then[-1].into == second.sends[-1].part
     assert len(second.sends) == len(second.receives) == 2

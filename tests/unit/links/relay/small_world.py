@@ -1,4 +1,4 @@
-"""Stations on a graph, connected by hand: nothing moves before a test says so, and links die when it says so."""
+"""Relays on a graph, connected by hand: nothing moves before a test says so, and links die when it says so."""
 
 from collections import deque
 from collections.abc import Callable
@@ -27,11 +27,11 @@ class FakeLink:
         self.failure: NexarError | None = None
         self._world = world
 
-    def pass_on(self, *body: Buffer) -> None:
+    def send_relayed(self, *body: Buffer) -> None:
         data = b"".join(body)
         self._put(Frame(kind=int(FrameKind.RELAY), lane=int(Lane.RELAY), body=len(data)), data)
 
-    def make_room(self, hops: int, amount: int) -> None:
+    def return_relay_credit(self, hops: int, amount: int) -> None:
         self._put(Frame(kind=int(FrameKind.ROOM), step=hops, length=amount), b"")
 
     def _put(self, frame: Frame, body: bytes) -> None:
@@ -41,7 +41,7 @@ class FakeLink:
 
 
 class Ear:
-    """A sink that writes down what it hears."""
+    """A sink that writes down what it receives."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
@@ -63,7 +63,7 @@ class Ear:
 
 
 class Node:
-    """A station and what is around it: see Surroundings."""
+    """A relay and what is around it: see Surroundings."""
 
     def __init__(self, world: "SmallWorld", number: int) -> None:
         self.world = world
@@ -149,7 +149,7 @@ class SmallWorld:
             self.nodes[one].links[other] = FakeLink(self, one, other)
 
     def dial(self, one: int, other: int) -> None:
-        """The two are connected, if they have not been before; both hear of it."""
+        """The two are connected, if they have not been before; both learn of it."""
         for here, there in ((one, other), (other, one)):
             known = self.nodes[here].links.get(there)
             if known is None or known.failure is not None:
@@ -174,7 +174,7 @@ class SmallWorld:
             self.cut(here, number)
 
     def cut(self, one: int, other: int, *, gently: bool = False) -> None:
-        """The connection of the two is gone, with what is on it unless `gently`; both hear of it."""
+        """The connection of the two is gone, with what is on it unless `gently`; both learn of it."""
         while gently and self.wires[one, other]:
             self.step()
         for here, there in ((one, other), (other, one)):

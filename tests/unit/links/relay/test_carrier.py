@@ -38,7 +38,7 @@ def test_after_the_end_every_verb_raises_why(world: SmallWorld) -> None:
         assert lost.value.kind == "closed"
 
 
-def test_nothing_is_sent_after_the_last_word_but_receiving_goes_on(world: SmallWorld) -> None:
+def test_nothing_is_sent_after_the_closing_message_but_receiving_goes_on(world: SmallWorld) -> None:
     carrier = world.nodes[0].make(2)
     carrier.finish()
     carrier.finish()
@@ -62,7 +62,7 @@ def test_what_arrives_before_anybody_listens_waits(world: SmallWorld) -> None:
     assert ear.frames == [b"early"]
 
 
-def test_a_chunk_that_nobody_expects_costs_the_carrier_and_both_ends_hear_so(world: SmallWorld) -> None:
+def test_an_unexpected_chunk_costs_the_carrier_and_both_ends_are_notified(world: SmallWorld) -> None:
     carrier = world.nodes[0].make(2)
     carrier.send_payload(3, memoryview(b"unwanted"))
     world.nodes[0].relay.flush()
@@ -150,7 +150,7 @@ def test_chunks_land_one_behind_the_other() -> None:
     assert landings.take(chunk(1, 3, 2), memoryview(b"de"))
     assert into == b"abcde"
     assert landings.bytes == 5
-    assert landings.redirect(1, None) is Redirected.LANDED
+    assert landings.redirect(1, None) is Redirected.COMPLETE
 
 
 def test_an_empty_payload_lands_at_once() -> None:

@@ -4,7 +4,7 @@ Room by hops travelled, and why it never comes to a circle of waits.
 
 A way that breaks is replaced; where none is left, the two connect; only if they cannot, the carrier is lost.
 
-What waits at which neighbour, and who is told that there is room.
+What waits at which neighbour, and who is informed that there is room.
 """
 
 import random
@@ -102,7 +102,7 @@ def test_a_class_takes_so_much_and_others_are_not_held_up_by_it() -> None:
     assert full.take() == QueuedFrame(2, b"far", None)
     assert full.take() is None
     assert full.waits == 1
-    full.has_taken(1, 1)
+    full.credit_returned(1, 1)
     assert full.take() == QueuedFrame(1, b"near", None)
 
 
@@ -115,17 +115,17 @@ def test_what_has_come_the_farthest_goes_first() -> None:
 
 def test_room_is_given_back_in_amounts_that_no_sender_waits_for() -> None:
     came = hop()
-    came.took_in(1, RETURN_BYTES)
-    assert came.passed_on(1, RETURN_BYTES - 1) == 0
-    assert came.passed_on(1, 1) == RETURN_BYTES
+    came.count_received(1, RETURN_BYTES)
+    assert came.count_forwarded(1, RETURN_BYTES - 1) == 0
+    assert came.count_forwarded(1, 1) == RETURN_BYTES
 
 
 def test_who_gives_more_than_there_is_room_for_is_found_out() -> None:
     came = hop()
-    came.took_in(1, CLASS_BYTES)
-    came.took_in(2, 1)
+    came.count_received(1, CLASS_BYTES)
+    came.count_received(2, 1)
     with pytest.raises(FrameError, match="after 1 hops"):
-        came.took_in(1, 1)
+        came.count_received(1, 1)
 
 
 def test_what_waits_for_who_is_gone_can_be_had_back() -> None:
@@ -155,16 +155,16 @@ def test_a_ring_full_of_frames_that_all_go_halfway_round_runs_empty(seed: int) -
         before = (node - 1) % size
         if wire[before]:
             hops, body = wire[before].pop(0)
-            came[node].took_in(hops, each)
+            came[node].count_received(hops, each)
             if hops == size // 2:
                 arrived += 1
-                out[before].has_taken(hops, came[node].passed_on(hops, each))
+                out[before].credit_returned(hops, came[node].count_forwarded(hops, each))
             else:
                 out[node].put(QueuedFrame(hops + 1, body, came[node]))
         while (found := out[node].take()) is not None:
             wire[node].append((found.hops, bytes(found.body)))
-            assert found.came_over is not None
-            out[before].has_taken(found.hops - 1, found.came_over.passed_on(found.hops - 1, each))
+            assert found.received_from is not None
+            out[before].credit_returned(found.hops - 1, found.received_from.count_forwarded(found.hops - 1, each))
         if arrived == 40 * size:
             break
     assert arrived == 40 * size
@@ -174,13 +174,13 @@ def test_room_for_what_never_went_there_is_not_remembered() -> None:
     full = hop()
     full.sent(1, CLASS_BYTES)
     for hops in range(2, 1000):
-        full.has_taken(hops, 10)
-    full.has_taken(1, 2 * CLASS_BYTES)
+        full.credit_returned(hops, 10)
+    full.credit_returned(1, 2 * CLASS_BYTES)
     assert full.has_room(1)
     assert not full._sent
 
 
-def test_words_of_this_node_s_own_wait_within_a_bound_and_frames_of_others_do_not_count() -> None:
+def test_messages_of_this_node_s_own_wait_within_a_bound_and_frames_of_others_do_not_count() -> None:
     waits = NeighbourQueue(1)
     waits.put(QueuedFrame(2, bytes(NOTICE_BYTES), hop(2)))
     assert waits.accepts_notices
@@ -210,7 +210,7 @@ def test_who_says_that_it_brings_frames_of_another_does_not_take_its_place() -> 
     assert way.sources == [(0, 5, 4, 9), (0, 6, 66, 9)]
 
 
-WORDS = [b"%d" % number for number in range(50)]
+MESSAGES = [b"%d" % number for number in range(50)]
 
 
 @pytest.fixture
@@ -219,8 +219,8 @@ def parted() -> SmallWorld:
     world = SmallWorld(6)
     world.may_dial = True
     carrier = world.nodes[0].make(3)
-    for word in WORDS[:25]:
-        say(carrier, word)
+    for message in MESSAGES[:25]:
+        say(carrier, message)
     world.leave(1)
     world.leave(4)
     world.run()
@@ -229,8 +229,8 @@ def parted() -> SmallWorld:
 
 def test_who_has_no_way_left_waits_and_wants_a_connection_to_the_peer_itself_once(parted: SmallWorld) -> None:
     carrier = parted.nodes[0].carriers[3]
-    for word in WORDS[25:]:
-        say(carrier, word)
+    for message in MESSAGES[25:]:
+        say(carrier, message)
     parted.run()
     assert carrier.error is None
     assert carrier.stranded is not None
@@ -239,12 +239,12 @@ def test_who_has_no_way_left_waits_and_wants_a_connection_to_the_peer_itself_onc
 
 def test_when_the_two_are_connected_everything_arrives_once_and_in_order(parted: SmallWorld) -> None:
     carrier = parted.nodes[0].carriers[3]
-    for word in WORDS[25:]:
-        say(carrier, word)
+    for message in MESSAGES[25:]:
+        say(carrier, message)
     parted.dial(0, 3)
     say(parted.nodes[3].carriers[0], b"well heard")
     parted.settle(carrier)
-    assert parted.nodes[3].ears[0].frames == WORDS
+    assert parted.nodes[3].ears[0].frames == MESSAGES
     assert parted.nodes[0].ears[3].frames == [b"well heard"]
     assert (carrier.route, carrier.stranded) == ((0, 3), None)
 
@@ -278,7 +278,7 @@ def test_a_change_of_the_members_may_bring_a_way_before_the_dial_is_over(parted:
     say(carrier, b"over 2")
     parted.settle(carrier)
     assert (carrier.route, carrier.error) == ((0, 2, 3), None)
-    assert parted.nodes[3].ears[0].frames == [*WORDS[:25], b"over 2"]
+    assert parted.nodes[3].ears[0].frames == [*MESSAGES[:25], b"over 2"]
 
 
 def test_who_does_not_answer_on_one_way_and_comes_on_another_is_spoken_to_there() -> None:
@@ -336,7 +336,7 @@ def test_whoever_leaves_or_dies_everything_between_those_that_stay_arrives(topol
             (world.leave if number % 100 == 25 else world.kill)(goers.pop())
         if chance.random() < 0.2:
             world.dial_all()
-    for _ in range(len(far) + 1):  # who is connected may only then hear that the other way is gone
+    for _ in range(len(far) + 1):  # who is connected may only then learn that the other way is gone
         world.run()
         world.dial_all()
     world.settle(*talks.values())
@@ -345,11 +345,11 @@ def test_whoever_leaves_or_dies_everything_between_those_that_stay_arrives(topol
         assert world.nodes[other].ears[one].frames == said[one, other]
 
 
-def test_who_hears_the_peer_on_a_connection_of_its_own_takes_that_and_sends_again_what_is_elsewhere() -> None:
+def test_who_receives_from_the_peer_on_a_connection_of_its_own_takes_that_and_sends_again_what_is_elsewhere() -> None:
     world = SmallWorld(6)
     carrier = world.nodes[0].make(3)
-    for word in WORDS:
-        say(carrier, word)
+    for message in MESSAGES:
+        say(carrier, message)
     for _ in range(60):
         world.step()
     world.dial(0, 3)
@@ -358,7 +358,7 @@ def test_who_hears_the_peer_on_a_connection_of_its_own_takes_that_and_sends_agai
     say(other, b"straight")
     world.settle(carrier, other)
     assert carrier.route == (0, 3)
-    assert world.nodes[3].ears[0].frames == WORDS
+    assert world.nodes[3].ears[0].frames == MESSAGES
     assert world.nodes[0].ears[3].frames == [b"straight"]
 
 
@@ -386,16 +386,16 @@ class Link:
 def test_a_neighbour_is_opened_once_and_who_is_none_is_no_way() -> None:
     around = Around()
     ways = Neighbours(cast(Any, around))
-    assert ways.over(1) is ways.get(1) is not None
-    assert ways.over(2) is ways.over(2) is not None
-    assert ways.over(3) is None
+    assert ways.get_or_open(1) is ways.get(1) is not None
+    assert ways.get_or_open(2) is ways.get_or_open(2) is not None
+    assert ways.get_or_open(3) is None
     assert around.opening == [2, 3]
 
 
 def test_what_waits_for_a_link_goes_when_it_is_there() -> None:
     around = Around()
     ways = Neighbours(cast(Any, around))
-    hop = ways.over(2)
+    hop = ways.get_or_open(2)
     assert hop is not None
     ways.put(hop, QueuedFrame(1, b"word", None))
     assert ways.next() is None
@@ -409,22 +409,22 @@ def test_what_waits_for_a_link_goes_when_it_is_there() -> None:
 def test_a_link_that_is_lost_is_no_way() -> None:
     around = Around()
     ways = Neighbours(cast(Any, around))
-    hop = ways.over(1)
+    hop = ways.get_or_open(1)
     around.links[1].failure = PeerLost(node=1, cause="cut")
     assert hop is not None
-    assert ways.over(1) is None
-    assert ways.of(around.links[1]) is hop
-    assert ways.of(cast(Any, Link(1))) is None
+    assert ways.get_or_open(1) is None
+    assert ways.using(around.links[1]) is hop
+    assert ways.using(cast(Any, Link(1))) is None
     assert ways.lost() == [1]
 
 
 def relaying() -> tuple[Neighbours, NeighbourQueue, Any]:
     """Something of node 5 waits to go on over node 1. Also by whom it came."""
     ways = Neighbours(cast(Any, Around()))
-    came, body = ways.behind(cast(Any, Link(5))), bytes(RETURN_BYTES)
-    hop = ways.over(1)
+    came, body = ways.attach(cast(Any, Link(5))), bytes(RETURN_BYTES)
+    hop = ways.get_or_open(1)
     assert hop is not None
-    came.took_in(1, len(body))
+    came.count_received(1, len(body))
     ways.put(hop, QueuedFrame(2, body, came))
     return ways, hop, came
 

@@ -25,34 +25,34 @@ def nobody(_: int) -> bool:
     return False
 
 
-def settling_of(node: Node, needless: int = -1) -> Drain:
-    return Drain(node.carriers, node.relay._neighbours, lambda number: number == needless)
+def drain_of(node: Node, unneeded: int = -1) -> Drain:
+    return Drain(node.carriers, node.relay._neighbours, lambda number: number == unneeded)
 
 
 def test_who_has_sent_nothing_has_nothing_to_wait_for() -> None:
     node = SmallWorld(4).nodes[0]
     node.make(2)
-    drain = settling_of(node)
-    assert drain.moves()
-    assert drain.questions() == []
+    drain = drain_of(node)
+    assert drain.is_ready()
+    assert drain.carriers_to_probe() == []
 
 
 def test_the_peer_is_asked_once_and_again_only_for_more_or_on_another_way() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"first")
-    drain = settling_of(world.nodes[0])
-    assert drain.questions() == [carrier]
-    assert not drain.moves()
-    assert drain.questions() == []
+    drain = drain_of(world.nodes[0])
+    assert drain.carriers_to_probe() == [carrier]
+    assert not drain.is_ready()
+    assert drain.carriers_to_probe() == []
     say(carrier, b"second")
-    assert drain.questions() == [carrier]
+    assert drain.carriers_to_probe() == [carrier]
     world.cut(0, 1)
-    assert drain.moves()
-    assert drain.questions() == [carrier]
+    assert drain.is_ready()
+    assert drain.carriers_to_probe() == [carrier]
     world.settle(carrier)
-    assert drain.moves()
-    assert drain.questions() == []
+    assert drain.is_ready()
+    assert drain.carriers_to_probe() == []
 
 
 def test_one_that_is_stranded_is_waited_for_and_not_asked() -> None:
@@ -62,21 +62,21 @@ def test_one_that_is_stranded_is_waited_for_and_not_asked() -> None:
     say(carrier, b"first")
     world.cut(0, 1)
     world.cut(0, 3)
-    drain = settling_of(world.nodes[0])
-    assert drain.questions() == []
-    assert not drain.moves()
+    drain = drain_of(world.nodes[0])
+    assert drain.carriers_to_probe() == []
+    assert not drain.is_ready()
     world.dial(0, 2)
-    assert drain.questions() == [carrier]
+    assert drain.carriers_to_probe() == [carrier]
 
 
 def test_what_is_for_who_has_left_or_what_has_finished_is_not_waited_for() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"first")
-    assert settling_of(world.nodes[0], needless=2).moves()
-    assert settling_of(world.nodes[0], needless=2).questions() == []
+    assert drain_of(world.nodes[0], unneeded=2).is_ready()
+    assert drain_of(world.nodes[0], unneeded=2).carriers_to_probe() == []
     carrier.finish()
-    assert settling_of(world.nodes[0]).questions() == []
+    assert drain_of(world.nodes[0]).carriers_to_probe() == []
 
 
 def test_what_lies_here_for_others_is_waited_for() -> None:
@@ -89,21 +89,21 @@ def test_what_lies_here_for_others_is_waited_for() -> None:
             frame, body = world.wires[here, there].popleft()
             link: Any = world.nodes[there].links[here]
             world.nodes[there].relay.take(link, frame, memoryview(body))
-    drain = settling_of(world.nodes[1])
-    waits = not drain.moves()
+    drain = drain_of(world.nodes[1])
+    waits = not drain.is_ready()
     world.run()
     assert waits
-    assert drain.moves()
+    assert drain.is_ready()
 
 
-def test_a_station_settles_when_all_has_arrived_and_not_before_it() -> None:
+def test_a_relay_settles_when_all_has_arrived_and_not_before_it() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"first")
-    station = world.nodes[0].relay
-    station.settle(time.monotonic(), nobody)  # that was the deadline
+    own_relay = world.nodes[0].relay
+    own_relay.settle(time.monotonic(), nobody)  # that was the deadline
     assert carrier.outgoing.unacked
-    waiting = threading.Thread(target=station.settle, args=(time.monotonic() + 60, nobody))
+    waiting = threading.Thread(target=own_relay.settle, args=(time.monotonic() + 60, nobody))
     waiting.start()
     while waiting.is_alive():
         world.run()
@@ -112,19 +112,19 @@ def test_a_station_settles_when_all_has_arrived_and_not_before_it() -> None:
     assert world.nodes[2].ears[0].frames == [b"first"]
 
 
-def test_a_station_does_not_wait_for_who_is_lost() -> None:
+def test_a_relay_does_not_wait_for_who_is_lost() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"first")
-    station = world.nodes[0].relay
-    waiting = threading.Thread(target=station.settle, args=(time.monotonic() + 60, nobody))
+    own_relay = world.nodes[0].relay
+    waiting = threading.Thread(target=own_relay.settle, args=(time.monotonic() + 60, nobody))
     waiting.start()
     carrier.abort("it is gone")
     waiting.join(30)
     assert not waiting.is_alive()
 
 
-WORDS = [b"%d" % number for number in range(50)]
+MESSAGES = [b"%d" % number for number in range(50)]
 
 
 def arrive(world: SmallWorld, at: int, before: int, header: RelayHeader, carried: bytes = b"") -> None:
@@ -136,10 +136,10 @@ def arrive(world: SmallWorld, at: int, before: int, header: RelayHeader, carried
 def test_frames_go_from_hop_to_hop_and_arrive_in_order() -> None:
     world = SmallWorld(6)
     carrier = world.nodes[0].make(3)
-    for word in WORDS:
-        say(carrier, word)
+    for message in MESSAGES:
+        say(carrier, message)
     world.settle(carrier)
-    assert world.nodes[3].ears[0].frames == WORDS
+    assert world.nodes[3].ears[0].frames == MESSAGES
     assert [world.nodes[number].relay.relayed >= 50 for number in (1, 2, 4, 5)] == [True, True, False, False]
 
 
@@ -161,7 +161,7 @@ def test_what_is_not_this_node_s_place_in_the_route_breaks_the_protocol() -> Non
             arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, hops, 1, 1, 0, 0, route))
 
 
-def test_a_route_longer_than_any_that_makes_sense_is_not_followed_and_its_source_hears_so() -> None:
+def test_a_route_that_is_too_long_is_not_followed_and_its_source_is_notified() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     endless = (0, 1, 2, *range(100, 200))
@@ -169,21 +169,21 @@ def test_a_route_longer_than_any_that_makes_sense_is_not_followed_and_its_source
     assert world.nodes[1].relay.refused == 1
     assert world.nodes[1].relay.relayed == 0
     world.run()
-    assert carrier.avoid  # told that rank 1 did not pass it on to rank 2
+    assert carrier.avoid  # informed that rank 1 did not pass it on to rank 2
 
 
 def test_a_hop_that_is_gone_is_gone_round() -> None:
     world = SmallWorld(6)
     carrier = world.nodes[0].make(3)
-    for word in WORDS[:25]:
-        say(carrier, word)
+    for message in MESSAGES[:25]:
+        say(carrier, message)
     for _ in range(20):
         world.step()
     world.cut(1, 2)
-    for word in WORDS[25:]:
-        say(carrier, word)
+    for message in MESSAGES[25:]:
+        say(carrier, message)
     world.settle(carrier)
-    assert world.nodes[3].ears[0].frames == WORDS
+    assert world.nodes[3].ears[0].frames == MESSAGES
     assert carrier.route == (0, 5, 4, 3)
 
 
@@ -217,7 +217,7 @@ def test_after_a_change_routes_are_looked_for_anew_and_who_is_no_member_is_lost(
     assert [each.reason for each in world.nodes[0].ears[3].lost] == ["it is no longer a member"]
 
 
-def test_a_closed_station_ends_its_carriers_without_a_word() -> None:
+def test_a_closed_relay_ends_its_carriers_without_a_message() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"x")
@@ -236,7 +236,7 @@ def test_who_wants_no_such_link_says_so_and_it_is_lost_at_its_source() -> None:
     assert [str(each) for each in world.nodes[0].ears[2].lost] == ["this node is closed [peer]"]
 
 
-def test_a_number_of_before_gets_no_carrier_and_words_of_nobody_are_dropped() -> None:
+def test_a_number_of_before_gets_no_carrier_and_messages_of_nobody_are_dropped() -> None:
     world = SmallWorld(4)
     for kind in (RelayKind.ACK, RelayKind.RESET, RelayKind.BROKEN):
         arrive(world, 2, 1, RelayHeader(kind, 2, 9, 1, 0, 0, (0, 1, 2)), b"12345678")
@@ -292,7 +292,7 @@ def test_what_can_be_taken_by_the_time_it_is_held_is_taken_at_once(monkeypatch: 
     assert node.ears[0].frames == [b"believe me"]
 
 
-def test_who_is_connected_and_heard_over_others_is_shown_the_way_and_takes_it() -> None:
+def test_who_is_connected_and_relayed_over_others_is_shown_the_way_and_takes_it() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"over rank 1")
@@ -306,7 +306,7 @@ def test_who_is_connected_and_heard_over_others_is_shown_the_way_and_takes_it() 
     assert world.nodes[2].ears[0].frames == [b"over rank 1"]
 
 
-def test_who_was_heard_over_others_before_is_shown_the_way_when_there_is_one() -> None:
+def test_who_was_relayed_over_others_before_is_shown_the_way_when_there_is_one() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"over rank 1")
@@ -359,7 +359,7 @@ def test_both_ends_finish_and_nothing_is_left() -> None:
     assert str(carrier.error) == str(other.error) == "both sides have finished [closed]"
 
 
-def test_who_aborts_is_heard_of_at_the_other_end() -> None:
+def test_who_aborts_is_reported_at_the_other_end() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"x")
@@ -399,19 +399,19 @@ def test_whatever_is_cut_everything_arrives_once_and_in_order_or_the_carrier_is_
     for number in range(400):
         pair, carrier = chance.choice(list(talks.items()))
         if carrier.error is None:
-            word = b"%d" % number + bytes(chance.choice((0, 100, 20_000)))
-            said[pair].append(word)
-            say(carrier, word)
+            message = b"%d" % number + bytes(chance.choice((0, 100, 20_000)))
+            said[pair].append(message)
+            say(carrier, message)
         for _ in range(chance.randrange(8)):
             world.step()
         if number % 100 == 50 and cuts:
             world.cut(*cuts.pop())
     world.settle(*talks.values())
     for (one, other), carrier in talks.items():
-        heard = world.nodes[other].ears[one].frames if one in world.nodes[other].ears else []
-        assert heard == said[one, other][: len(heard)]
+        received = world.nodes[other].ears[one].frames if one in world.nodes[other].ears else []
+        assert received == said[one, other][: len(received)]
         if carrier.error is None:
-            assert heard == said[one, other]
+            assert received == said[one, other]
 
 
 def test_a_relayed_frame_that_raises_costs_its_source_the_connection_and_its_bearer_nothing(
@@ -422,11 +422,11 @@ def test_a_relayed_frame_that_raises_costs_its_source_the_connection_and_its_bea
 
     world = SmallWorld(4)
     carrier = world.nodes[2].make(0)
-    station = world.nodes[2].relay
-    monkeypatch.setattr(station, "_handle_frame", broken)
+    own_relay = world.nodes[2].relay
+    monkeypatch.setattr(own_relay, "_handle_frame", broken)
     with caplog.at_level("CRITICAL"):
         arrive(world, 2, 1, RelayHeader(RelayKind.FRAME, 2, 1, 1, 0, 0, (0, 1, 2)), b"x")
-    assert station.dropped == 1
+    assert own_relay.dropped == 1
     assert carrier.error is not None
     assert carrier.error.misbehaved
 
@@ -443,46 +443,46 @@ def said(ways: Neighbours) -> bytes:
     return b"".join(step.parts)
 
 
-def test_a_break_is_told_along_the_way_back_with_the_node_beyond_it() -> None:
-    _, ways, words = speaker()
-    words.send_broken((0, 1, 2), 3)
+def test_a_break_is_reported_along_the_way_back_with_the_node_beyond_it() -> None:
+    _, ways, messages = speaker()
+    messages.send_broken((0, 1, 2), 3)
     header, body = decode_relay(said(ways))
     assert (header.kind, header.hops, header.route) == (RelayKind.BROKEN, 1, (0, 1, 2))
     assert decode_node(body) == 3
 
 
-def test_that_a_link_is_over_is_told_with_the_reason_within_a_bound() -> None:
-    _, ways, words = speaker()
-    words.send_reset(7, (0, 1, 2), "because " * 1000)
+def test_that_a_link_is_over_is_reported_with_the_reason_within_a_bound() -> None:
+    _, ways, messages = speaker()
+    messages.send_reset(7, (0, 1, 2), "because " * 1000)
     header, body = decode_relay(said(ways))
     assert (header.kind, header.number) == (RelayKind.RESET, 7)
     assert len(body) == 1000
 
 
-def test_a_word_to_the_peer_of_a_carrier_says_what_has_arrived_and_takes_its_route_or_another() -> None:
-    world, ways, words = speaker()
+def test_a_message_to_the_peer_of_a_carrier_says_what_has_arrived_and_takes_its_route_or_another() -> None:
+    world, ways, messages = speaker()
     carrier = world.nodes[0].make(2, number=5)
-    words.send(carrier, RelayKind.PROBE, sequence=4)
-    words.send(carrier, RelayKind.ACK, route=(0, 3, 2))
+    messages.send(carrier, RelayKind.PROBE, sequence=4)
+    messages.send(carrier, RelayKind.ACK, route=(0, 3, 2))
     first, second = (decode_relay(said(ways))[0] for _ in range(2))
     assert (first.kind, first.number, first.sequence, first.ack, first.route) == (RelayKind.PROBE, 5, 4, 0, (0, 1, 2))
     assert second.route == (0, 3, 2)
 
 
 def test_where_there_is_no_way_nothing_is_said() -> None:
-    _, ways, words = speaker()
-    words.send_broken((0, 9, 2), 3)
+    _, ways, messages = speaker()
+    messages.send_broken((0, 9, 2), 3)
     assert ways.next() is None
 
 
-def test_for_a_neighbour_that_gives_no_room_a_few_words_wait_and_no_more() -> None:
-    _, ways, words = speaker()
-    words.send_broken((0, 1, 2), 3)
+def test_for_a_neighbour_that_gives_no_room_a_few_messages_wait_and_no_more() -> None:
+    _, ways, messages = speaker()
+    messages.send_broken((0, 1, 2), 3)
     hop = ways.get(1)
     assert hop is not None
     hop.sent(1, 10 * NOTICE_BYTES)
     for _ in range(20_000):
-        words.send_broken((0, 1, 2), 3)
+        messages.send_broken((0, 1, 2), 3)
     assert 1000 < hop.waits < 10_000
     ways.forget(1)
     assert hop.accepts_notices

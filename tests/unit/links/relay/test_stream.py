@@ -96,7 +96,7 @@ def test_an_empty_payload_is_one_chunk_of_nothing() -> None:
     assert len(chunk.data) == HEADER_BYTES
 
 
-def test_the_last_word_leaves_behind_everything_and_once() -> None:
+def test_the_closing_message_leaves_behind_everything_and_once() -> None:
     outgoing = SendStream()
     outgoing.finish()
     outgoing.lend(1, memoryview(b"payload"))
@@ -172,9 +172,9 @@ def test_everything_arrives_once_and_in_order_over_a_network_that_loses_doubles_
         if chance.random() < 0.3:
             network.rotate(chance.randrange(len(network)))
         parcel = network.popleft()
-        fate = chance.random()
-        if fate > 0.2:
+        outcome = chance.random()
+        if outcome > 0.2:
             got.extend(bytes(each) for each in incoming.arrived(parcel.sequence, parcel.data))
-        if fate > 0.9:
+        if outcome > 0.9:
             network.append(parcel)
     assert got == sent

@@ -53,7 +53,7 @@ class Anybody(Electorate):
 
 
 class Unfenced(MembershipMachine):
-    """No fence: words of an older epoch count in this one, whoever says them."""
+    """No fence: messages of an older epoch count in this one, whoever says them."""
 
     def _instance(self) -> Agreement:
         agreement = super()._instance()
@@ -78,10 +78,10 @@ class OnlyFirst(MembershipMachine):
 
 MUTANTS: dict[str, tuple[Running, str, int]] = {
     "a third is enough": (_made(ThirdIsEnough), "a minority never decides", 10),
-    "no fence": (_made(Unfenced), "who is expelled takes no part", 60),
-    "stale ballots are accepted": (_patched(Vote, "allows", lambda *_: True), "nobody votes below", 60),
-    "removals are not judged": (_patched(ChangeVoter, "check", lambda *_: OK), "nobody is expelled on one node", 20),
-    "only rank 0 proposes": (_made(OnlyFirst), "a live majority goes on", 20),
+    "no fence": (_made(Unfenced), "an expelled node takes no part", 60),
+    "stale ballots are accepted": (_patched(Vote, "allows", lambda *_: True), "no node votes below", 60),
+    "removals are not judged": (_patched(ChangeVoter, "check", lambda *_: OK), "one node alone cannot expel", 20),
+    "only rank 0 proposes": (_made(OnlyFirst), "a live majority continues", 20),
 }
 """What is broken; the law by which it is found; and within how many seeds."""
 

@@ -1,4 +1,4 @@
-"""A small cluster in fine weather, for tests that do one thing to it."""
+"""A small cluster without faults, for tests that do one thing to it."""
 
 from random import Random
 

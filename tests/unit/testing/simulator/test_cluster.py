@@ -7,7 +7,7 @@ from nexar.testing.simulator.cluster import majority_lives, present_membership, 
 from tests.unit.testing.simulator.scene import a_cluster, passes
 
 
-def test_in_fine_weather_nothing_happens() -> None:
+def test_without_faults_nothing_happens() -> None:
     cluster = a_cluster(5)
     passes(cluster, 60.0)
     assert cluster.last.epoch == 1

@@ -1,4 +1,4 @@
-"""A simulated member learns by itself what happened while it was away, whoever is left to tell it.
+"""A simulated member learns by itself what happened while it was away, whoever is left to report it.
 
 The seed of a simulated cluster: its vote outlives it with its disk, and only then.
 """
@@ -10,7 +10,7 @@ from nexar.testing.simulator.world import Partition
 from tests.unit.testing.simulator.scene import a_cluster, passes
 
 
-def test_who_was_removed_together_with_its_watchers_is_told_by_those_it_dials() -> None:
+def test_who_was_removed_together_with_its_watchers_is_notified_by_those_it_dials() -> None:
     cluster = a_cluster(13)
     away = frozenset(member.node for member in cluster.last.members[8:])
     others = frozenset(cluster.world.nodes) - away
@@ -34,7 +34,7 @@ def test_who_is_in_the_same_epoch_has_no_news_and_who_is_ahead_has_every_change(
     passes(cluster, 30.0)
     survivor = cluster.members[cluster.last.members[0].node]
     assert survivor.changes_after(2) == []
-    assert [word.instance for word in survivor.changes_after(1)] == [(0, 1, 0)]
+    assert [message.instance for message in survivor.changes_after(1)] == [(0, 1, 0)]
 
 
 def starved(nodes: int, lag: float) -> tuple[int, int]:

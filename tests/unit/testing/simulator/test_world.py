@@ -1,4 +1,4 @@
-"""Who hears whom.
+"""Who receives from whom.
 
 Virtual time, and the record of it.
 """
@@ -14,7 +14,7 @@ def made() -> tuple[SimulatedNetwork, Timeline]:
 
 
 def said(network: SimulatedNetwork, timeline: Timeline, source: int, destination: int, count: int = 1) -> list[int]:
-    """The numbers of the words that arrive, in the order in which they do."""
+    """The numbers of the messages that arrive, in the order in which they do."""
     arrived: list[int] = []
     for number in range(count):
         network.send(source, destination, lambda number=number: arrived.append(number))  # type: ignore[misc]
@@ -22,7 +22,7 @@ def said(network: SimulatedNetwork, timeline: Timeline, source: int, destination
     return arrived
 
 
-def test_a_word_arrives_once_and_later() -> None:
+def test_a_message_arrives_once_and_later() -> None:
     network, timeline = made()
     seen: list[float] = []
     network.send(1, 2, lambda: seen.append(timeline.now))
@@ -42,7 +42,7 @@ def test_a_wall_closes_one_way_and_leaves_the_other_open() -> None:
     assert said(network, timeline, 2, 1) == [0]
 
 
-def test_two_that_are_cut_off_do_not_hear_each_other_until_that_is_mended() -> None:
+def test_two_that_are_cut_off_receive_nothing_from_each_other_until_that_is_repaired() -> None:
     network, timeline = made()
     network.cut(7, 3)
     assert network.cuts == {(3, 7)}
@@ -51,7 +51,7 @@ def test_two_that_are_cut_off_do_not_hear_each_other_until_that_is_mended() -> N
     assert said(network, timeline, 3, 7) == [0]
 
 
-def test_a_word_that_is_under_way_arrives_behind_a_wall() -> None:
+def test_a_message_that_is_under_way_arrives_although_the_link_is_cut() -> None:
     network, timeline = made()
     arrived: list[str] = []
     network.send(1, 2, lambda: arrived.append("word"))
@@ -60,7 +60,7 @@ def test_a_word_that_is_under_way_arrives_behind_a_wall() -> None:
     assert arrived == ["word"]
 
 
-def test_in_bad_weather_words_are_lost_doubled_and_overtake_one_another() -> None:
+def test_under_faults_messages_are_lost_doubled_and_reordered() -> None:
     network, timeline = made()
     network.fault_model = NetworkConditions(loss=0.3, doubled=0.3, slowest=1.0)
     arrived = said(network, timeline, 1, 2, count=200)
@@ -69,7 +69,7 @@ def test_in_bad_weather_words_are_lost_doubled_and_overtake_one_another() -> Non
     assert arrived != sorted(arrived)
 
 
-def test_the_words_of_a_slow_node_are_late() -> None:
+def test_the_messages_of_a_slow_node_are_late() -> None:
     network, timeline = made()
     network.slow[2] = 5.0
     arrived: list[float] = []

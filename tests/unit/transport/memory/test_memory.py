@@ -31,7 +31,7 @@ def test_a_node_finds_the_name_it_asked_for_or_any(world: World) -> None:
     assert "memory:x" in names
 
 
-def test_a_node_that_was_not_meant_is_told_who_knocked(world: World) -> None:
+def test_a_node_that_was_not_meant_learns_who_dialed(world: World) -> None:
     with pytest.raises(ConnectRefused) as refused:
         world.dial(1, 2, expected=3)
     assert refused.value.verification
@@ -48,7 +48,7 @@ def test_a_node_may_dial_itself(world: World) -> None:
     pair = world.pair(1, 1)
     pair.left.send(b"to myself")
     world.settle()
-    assert pair.right.heard.frames[0][1] == b"to myself"
+    assert pair.right.received.frames[0][1] == b"to myself"
 
 
 def test_immutable_bodies_are_not_even_copied(world: World) -> None:
@@ -83,32 +83,32 @@ def test_a_poll_takes_one_chunk_and_then_frames_first(world: World) -> None:
     assert into.count(1) == 1 << 20
     pair.left.send(b"urgent")
     world.nodes[2].poll()
-    assert [what for what, _ in pair.right.heard.heard] == ["frame"]
+    assert [what for what, _ in pair.right.received.received] == ["frame"]
     world.settle()
-    assert [what for what, _ in pair.right.heard.heard] == ["frame", "payload"]
+    assert [what for what, _ in pair.right.received.received] == ["frame", "payload"]
 
 
 def test_frames_that_never_stop_do_not_starve_a_payload(world: World) -> None:
     pair = world.pair(1, 2)
-    pair.right.heard.on_frame = lambda _carrier, _frame: pair.left.send(b"and another")
+    pair.right.received.on_frame = lambda _carrier, _frame: pair.left.send(b"and another")
     pair.right.carrier.expect_payload(1, memoryview(bytearray(3 << 20)))
     pair.left.carrier.send_payload(1, memoryview(bytearray(3 << 20)))
     pair.left.send(b"first")
     for _ in range(5):
         world.nodes[2].poll()
-    assert pair.right.heard.payloads == [1]
-    pair.right.heard.on_frame = None
+    assert pair.right.received.payloads == [1]
+    pair.right.received.on_frame = None
 
 
 def test_one_busy_carrier_does_not_keep_another_waiting(world: World) -> None:
     busy, quiet = world.pair(1, 2), world.pair(1, 2)
-    busy.right.heard.on_frame = lambda _carrier, _frame: busy.left.send(b"and another")
+    busy.right.received.on_frame = lambda _carrier, _frame: busy.left.send(b"and another")
     busy.left.send(b"first")
     quiet.left.send(b"me too")
     world.nodes[2].poll()
     world.nodes[2].poll()
-    assert len(quiet.right.heard.frames) == 1
-    busy.right.heard.on_frame = None
+    assert len(quiet.right.received.frames) == 1
+    busy.right.received.on_frame = None
 
 
 def test_frames_to_a_carrier_that_has_ended_are_not_kept(world: World) -> None:
@@ -118,7 +118,7 @@ def test_frames_to_a_carrier_that_has_ended_are_not_kept(world: World) -> None:
         pair.left.send(bytes(100_000), lane=Lane.BULK)
     assert pair.left.carrier.queued_bytes(Lane.BULK) == 0
     world.settle()
-    assert len(pair.left.heard.lost) == 1
+    assert len(pair.left.received.lost) == 1
 
 
 def test_nothing_refers_to_a_carrier_that_has_ended(world: World) -> None:
@@ -149,11 +149,11 @@ def test_a_loss_that_a_sink_raises_is_not_taken_for_that_of_its_carrier(world: W
     def raise_foreign_loss(_carrier: object, _frame: object) -> None:
         raise CarrierLost("peer", "of another carrier")
 
-    pair.right.heard.on_frame = raise_foreign_loss
+    pair.right.received.on_frame = raise_foreign_loss
     pair.left.send(b"x")
     with pytest.raises(CarrierLost, match="of another carrier"):
         world.settle()
-    assert [lost.kind for lost in pair.right.heard.lost] == ["fault"]
+    assert [lost.kind for lost in pair.right.received.lost] == ["fault"]
 
 
 def test_a_transfer_is_expected_once_and_sent_once(world: World) -> None:
@@ -171,7 +171,7 @@ def test_a_transfer_is_expected_once_and_sent_once(world: World) -> None:
 def test_abort_waits_for_a_sink_that_runs_in_another_thread(world: World) -> None:
     pair = world.pair(1, 2)
     inside, leave = threading.Event(), threading.Event()
-    pair.right.heard.on_frame = lambda _carrier, _frame: (inside.set(), leave.wait(10))
+    pair.right.received.on_frame = lambda _carrier, _frame: (inside.set(), leave.wait(10))
     pair.left.send(b"x")
     driver = threading.Thread(target=world.nodes[2].poll)
     driver.start()
@@ -197,8 +197,8 @@ def test_two_sinks_that_abort_each_others_carriers_do_not_wait_for_each_other(wo
 
         return on_frame
 
-    pair.left.heard.on_frame = abort(pair.right.carrier)  # type: ignore[assignment]
-    pair.right.heard.on_frame = abort(pair.left.carrier)  # type: ignore[assignment]
+    pair.left.received.on_frame = abort(pair.right.carrier)  # type: ignore[assignment]
+    pair.right.received.on_frame = abort(pair.left.carrier)  # type: ignore[assignment]
     pair.left.send(b"x")
     pair.right.send(b"x")
     threads = [threading.Thread(target=node.poll) for node in world.nodes.values()]
@@ -209,13 +209,13 @@ def test_two_sinks_that_abort_each_others_carriers_do_not_wait_for_each_other(wo
         assert not thread.is_alive()
 
 
-def test_a_forked_child_tells_nobody(world: World) -> None:
+def test_a_forked_child_notifies_nobody(world: World) -> None:
     pair = world.pair(1, 2)
     world.nodes[1].transport.abandon()
     with pytest.raises(CarrierLost):
         pair.left.send(b"from the child")
     world.settle()
-    assert pair.right.heard.lost == []
+    assert pair.right.received.lost == []
 
 
 def test_a_closed_node_neither_dials_nor_is_dialed(world: World) -> None:
@@ -235,19 +235,19 @@ def test_a_header_of_another_length_is_misbehaviour(world: World) -> None:
     pair = world.pair(1, 2)
     pair.left.carrier.send_frame(Lane.DATA, 0, b"short")
     world.settle()
-    assert pair.right.heard.lost[0].misbehaved
+    assert pair.right.received.lost[0].misbehaved
 
 
 def test_a_body_of_another_length_than_its_header_says_is_misbehaviour(world: World) -> None:
     pair = world.pair(1, 2)
     pair.left.carrier.send_frame(Lane.DATA, 0, encode(Frame(kind=FrameKind.CONTROL, body=5)), b"1234")
     world.settle()
-    assert pair.right.heard.lost[0].misbehaved
+    assert pair.right.received.lost[0].misbehaved
 
 
 def _check(world: World, pair: Pair) -> None:
-    before = len(pair.right.heard.frames)
+    before = len(pair.right.received.frames)
     pair.left.send(b"still here")
     world.settle()
-    assert len(pair.right.heard.frames) == before + 1
-    assert isinstance(pair.right.heard, Recorder)
+    assert len(pair.right.received.frames) == before + 1
+    assert isinstance(pair.right.received, Recorder)

@@ -52,8 +52,8 @@ class World:
         self.settle()
         far = self.nodes[destination].accepted[-1]
         pair = Pair(Side(self.nodes[source], near), Side(self.nodes[destination], far))
-        near.attach(pair.left.heard)
-        far.attach(pair.right.heard)
+        near.attach(pair.left.received)
+        far.attach(pair.right.received)
         return pair
 
     def settle(self) -> None:

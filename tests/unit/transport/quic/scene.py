@@ -1,4 +1,4 @@
-"""A stage for QUIC carriers: nodes of one cluster in this process, and sinks that remember what they heard."""
+"""A stage for QUIC carriers: nodes of one cluster in this process, and sinks that remember what they received."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from nexar.transport.quic.transport import QuicSettings, QuicTransport
 from nexar.wire.frame import Frame, FrameKind, Lane, encode
 
 CLUSTER = "stage"
-PATIENCE = 60.0
+EVENT_TIMEOUT = 60.0
 
 
 class Memory:
@@ -52,8 +52,8 @@ class Memory:
         return [body for _, body in self.frames]
 
 
-class Door:
-    """An acceptor that remembers. Attaches a fresh sink to each carrier unless told not to."""
+class Acceptor:
+    """An acceptor that remembers. Attaches a fresh sink to each carrier unless asked not to."""
 
     def __init__(self) -> None:
         self.carriers: list[QuicCarrier] = []
@@ -73,13 +73,13 @@ class Door:
 
 
 class Node:
-    """One node: its transport, its door, its credentials."""
+    """One node: its transport, its acceptor, its credentials."""
 
     def __init__(self, credentials: Credentials | None, trust: Trust, settings: QuicSettings | None) -> None:
         self.credentials = credentials
         self.transport = QuicTransport(credentials, trust, bind="127.0.0.1:0", settings=settings)
-        self.door = Door()
-        self.address = self.transport.listen("127.0.0.1:0", self.door) if credentials else ""
+        self.acceptor = Acceptor()
+        self.address = self.transport.listen("127.0.0.1:0", self.acceptor) if credentials else ""
 
     @property
     def id(self) -> int:
@@ -91,7 +91,7 @@ class Node:
         host, port = self.address.rsplit(":", 1)
         return host, int(port)
 
-    def dial(self, other: "Node", timeout: float = PATIENCE, **expected: object) -> QuicCarrier:
+    def dial(self, other: "Node", timeout: float = EVENT_TIMEOUT, **expected: object) -> QuicCarrier:
         whom = Expected(**{"node": other.id, **expected})  # type: ignore[arg-type]
         return self.transport.connect(other.address, whom, time.monotonic() + timeout)
 
@@ -127,7 +127,7 @@ class Scene:
     def pair(self, settings: QuicSettings | None = None) -> "Pair":
         return Pair(self, self.node(1, settings=settings), self.node(2, settings=settings))
 
-    def drive(self, until: Callable[[], object], timeout: float = PATIENCE) -> None:
+    def drive(self, until: Callable[[], object], timeout: float = EVENT_TIMEOUT) -> None:
         """Drive every node, in this one thread, until it is so."""
         deadline = time.monotonic() + timeout
         while not until():
@@ -136,7 +136,7 @@ class Scene:
             if not any(busy):
                 self.nodes[0].transport.sleep(0.001, 0.0)
 
-    def stranger(self, victim: Node, number: int = 66) -> quic.Connection:
+    def unauthenticated(self, victim: Node, number: int = 66) -> quic.Connection:
         """A member of the cluster whose software is not ours: a bare native connection."""
         known = self.authority.admit(number)
         endpoint = quic.Endpoint(
@@ -145,7 +145,7 @@ class Scene:
             quic.Trust(self.authority.certificate_pem),
         )
         self.raw.append(endpoint)
-        return endpoint.connect(victim.native_address, node_name(victim.id, CLUSTER), PATIENCE)
+        return endpoint.connect(victim.native_address, node_name(victim.id, CLUSTER), EVENT_TIMEOUT)
 
 
 class Pair:
@@ -155,12 +155,12 @@ class Pair:
         self.scene = scene
         self.left_node, self.right_node = left, right
         self.left = left.dial(right)
-        scene.drive(lambda: right.door.carriers)
-        self.right = right.door.carriers[0]
-        self.left_sink, self.right_sink = Memory(), right.door.sinks[0]
+        scene.drive(lambda: right.acceptor.carriers)
+        self.right = right.acceptor.carriers[0]
+        self.left_sink, self.right_sink = Memory(), right.acceptor.sinks[0]
         self.left.attach(self.left_sink)
 
-    def drive(self, until: Callable[[], object], timeout: float = PATIENCE) -> None:
+    def drive(self, until: Callable[[], object], timeout: float = EVENT_TIMEOUT) -> None:
         self.scene.drive(until, timeout)
 
 

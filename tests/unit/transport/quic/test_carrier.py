@@ -10,7 +10,7 @@ from nexar.transport.base import CarrierLost
 from nexar.transport.quic.send_streams import MAX_ORDERED_STREAMS
 from nexar.transport.quic.transport import QuicSettings
 from nexar.wire.frame import Lane
-from tests.unit.transport.quic.scene import PATIENCE, send
+from tests.unit.transport.quic.scene import EVENT_TIMEOUT, send
 
 MIB = 1 << 20
 
@@ -90,7 +90,7 @@ def test_receiving_goes_on_after_finish(scene):
         pair.left.send_payload(1, memoryview(b"too late"))
 
 
-def test_when_both_have_finished_the_connection_is_closed_and_nobody_hears_of_a_loss(scene):
+def test_when_both_have_finished_the_connection_is_closed_and_nobody_learns_of_a_loss(scene):
     pair = scene.pair()
     for carrier in (pair.left, pair.right):
         send(carrier, b"goodbye", Lane.RPC, 3)
@@ -136,24 +136,24 @@ def test_an_abort_waits_for_the_sink_that_another_thread_runs(scene):
 
     def linger(carrier, frame, body):
         entered.set()
-        release.wait(PATIENCE)
+        release.wait(EVENT_TIMEOUT)
         left.append(frame)
 
     pair.right_sink.on_frame = linger
     send(pair.left, b"x")
     driver = threading.Thread(target=pair.drive, args=(lambda: left,))
     driver.start()
-    assert entered.wait(PATIENCE)
+    assert entered.wait(EVENT_TIMEOUT)
     aborter = threading.Thread(target=lambda: (pair.right.abort("now"), left.append("aborted")))
     aborter.start()
     release.set()
-    aborter.join(PATIENCE)
-    driver.join(PATIENCE)
+    aborter.join(EVENT_TIMEOUT)
+    driver.join(EVENT_TIMEOUT)
     assert left[-1] == "aborted"
     assert len(left) == 2
 
 
-def test_an_abort_is_silent_here_and_told_there(scene):
+def test_an_abort_is_silent_here_and_reported_there(scene):
     pair = scene.pair()
     pair.left.abort("enough")
     pair.left.abort("enough of it")
@@ -220,7 +220,7 @@ def test_a_sink_may_use_and_abort_its_carrier(scene):
 def test_a_sink_that_raises_costs_its_carrier_and_nothing_else(scene):
     pair = scene.pair()
     second = pair.left_node.dial(pair.right_node)
-    scene.drive(lambda: len(pair.right_node.door.carriers) == 2)
+    scene.drive(lambda: len(pair.right_node.acceptor.carriers) == 2)
 
     def explode(carrier, frame, body):
         raise RuntimeError("boom")
@@ -232,7 +232,7 @@ def test_a_sink_that_raises_costs_its_carrier_and_nothing_else(scene):
     pair.drive(lambda: pair.right_sink.lost)
     assert pair.right_sink.lost[0].kind == "fault"
     send(second, b"unharmed")
-    scene.drive(lambda: pair.right_node.door.sinks[1].bodies == [b"unharmed"])
+    scene.drive(lambda: pair.right_node.acceptor.sinks[1].bodies == [b"unharmed"])
 
 
 def test_verbs_of_many_threads_lose_nothing(scene):
@@ -273,7 +273,7 @@ def lose_a_carrier(scene, into):
     pair.left.abort("done")
     pair.drive(lambda: pair.right_sink.lost)
     pair.drive(lambda: not any(node.transport.poll() for node in scene.nodes))
-    pair.right_node.door.carriers.clear()
+    pair.right_node.acceptor.carriers.clear()
     return [weakref.ref(pair.left), weakref.ref(pair.right)]
 
 

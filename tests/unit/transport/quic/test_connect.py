@@ -8,7 +8,7 @@ from nexar.errors import UsageError
 from nexar.transport.base import ConnectRefused, Expected
 from nexar.transport.quic.connect import QuicDialMethod, resolve, to_numeric
 from nexar.transport.quic.transport import QuicSettings, QuicTransport
-from tests.unit.transport.quic.scene import PATIENCE
+from tests.unit.transport.quic.scene import EVENT_TIMEOUT
 
 
 def test_numeric_addresses_stay_as_they_are() -> None:
@@ -50,19 +50,21 @@ def test_a_node_that_appears_while_it_is_dialed_is_found(scene):
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         outcome = []
         dial = threading.Thread(
-            target=lambda: outcome.append(dialer.transport.connect(address, Expected(5), time.monotonic() + PATIENCE))
+            target=lambda: outcome.append(
+                dialer.transport.connect(address, Expected(5), time.monotonic() + EVENT_TIMEOUT)
+            )
         )
         dial.start()
-        silent.settimeout(PATIENCE)
+        silent.settimeout(EVENT_TIMEOUT)
         silent.recv(2048)
     late = QuicTransport(scene.authority.admit(5), scene.trust, bind=address)
     try:
-        late.listen(address, dialer.door)
-        deadline = time.monotonic() + PATIENCE
+        late.listen(address, dialer.acceptor)
+        deadline = time.monotonic() + EVENT_TIMEOUT
         while dial.is_alive() and time.monotonic() < deadline:
             late.poll()
             late.sleep(0.01, 0.0)
-        dial.join(PATIENCE)
+        dial.join(EVENT_TIMEOUT)
         assert outcome[0].peer.node == 5
     finally:
         late.close()
@@ -73,15 +75,15 @@ def test_an_attempt_that_was_done_when_it_is_called_off_is_hung_up(scene):
     method = QuicDialMethod(one.transport._endpoint, one.transport._identity, Expected(2))
     method.begin(two.native_address)
     (dial,) = method._dials
-    scene.drive(lambda: dial.done and two.door.carriers)
+    scene.drive(lambda: dial.done and two.acceptor.carriers)
     method.cancel_all()
-    scene.drive(lambda: two.door.sinks[0].lost)
-    assert "another address answered first" in two.door.sinks[0].lost[0].reason
+    scene.drive(lambda: two.acceptor.sinks[0].lost)
+    assert "another address answered first" in two.acceptor.sinks[0].lost[0].reason
 
 
 def test_a_place_of_a_family_that_the_socket_does_not_speak_fails_alone(scene):
     one, two = scene.node(1), scene.node(2)
-    carrier = one.transport.connect(f"[::1]:9,{two.address}", Expected(2), time.monotonic() + PATIENCE)
+    carrier = one.transport.connect(f"[::1]:9,{two.address}", Expected(2), time.monotonic() + EVENT_TIMEOUT)
     assert carrier.peer.node == 2
     with pytest.raises(ConnectRefused):
-        one.transport.connect("[::1]:9", Expected(2), time.monotonic() + PATIENCE)
+        one.transport.connect("[::1]:9", Expected(2), time.monotonic() + EVENT_TIMEOUT)

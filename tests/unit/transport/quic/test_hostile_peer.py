@@ -19,8 +19,8 @@ def victim(scene):
 
 @pytest.fixture
 def attacker(scene, victim):
-    connection = scene.stranger(victim)
-    scene.drive(lambda: victim.door.carriers)
+    connection = scene.unauthenticated(victim)
+    scene.drive(lambda: victim.acceptor.carriers)
     return connection
 
 
@@ -33,8 +33,8 @@ def say(connection, content, *, finish=False):
 
 
 def condemned(scene, victim):
-    """What the victim's sink was told."""
-    sink = victim.door.sinks[0]
+    """What the victim's sink was notified of."""
+    sink = victim.acceptor.sinks[0]
     scene.drive(lambda: sink.lost)
     assert sink.lost[0].misbehaved
     assert len(sink.lost) == 1
@@ -71,7 +71,7 @@ def test_an_ordered_stream_cut_inside_a_frame_ends_the_carrier(scene, victim, at
 
 def test_an_ordered_stream_that_is_reset_ends_the_carrier(scene, victim, attacker):
     stream = say(attacker, ORDERED + encode(Frame(kind=FrameKind.CONTROL, body=0)))
-    scene.drive(lambda: victim.door.sinks[0].frames)
+    scene.drive(lambda: victim.acceptor.sinks[0].frames)
     stream.reset()
     assert "broke unexpectedly" in condemned(scene, victim)
 
@@ -97,11 +97,11 @@ def test_thousands_of_payloads_that_nobody_expected_cost_one_carrier_and_no_more
     assert "was not expected" in condemned(scene, victim)
     bystander = scene.node(2).dial(victim)
     send(bystander, b"unharmed")
-    scene.drive(lambda: len(victim.door.sinks) == 2 and victim.door.sinks[1].frames)
+    scene.drive(lambda: len(victim.acceptor.sinks) == 2 and victim.acceptor.sinks[1].frames)
 
 
 def test_payloads_given_up_before_they_came_are_no_offence_however_many(scene, victim, attacker):
-    carrier = victim.door.carriers[0]
+    carrier = victim.acceptor.carriers[0]
     for transfer in range(MAX_ABANDONED + 10):
         carrier.expect_payload(transfer, memoryview(bytearray(9)))
         carrier.redirect_payload(transfer, None)
@@ -115,23 +115,23 @@ def test_payloads_given_up_before_they_came_are_no_offence_however_many(scene, v
 @pytest.mark.parametrize("size", [0, 99, 101, 2**63])
 def test_a_payload_of_another_size_ends_the_carrier_before_a_byte_lands(scene, victim, attacker, size):
     memory = bytearray(100)
-    victim.door.carriers[0].expect_payload(3, memoryview(memory))
+    victim.acceptor.carriers[0].expect_payload(3, memoryview(memory))
     say(attacker, payload(3, size, b"x" * 101), finish=True)
     assert f"{size} bytes instead of 100" in condemned(scene, victim)
     assert not any(memory)
-    assert victim.door.sinks[0].payloads == []
+    assert victim.acceptor.sinks[0].payloads == []
 
 
 def test_a_payload_that_is_too_short_ends_the_carrier(scene, victim, attacker):
-    victim.door.carriers[0].expect_payload(3, memoryview(bytearray(100)))
+    victim.acceptor.carriers[0].expect_payload(3, memoryview(bytearray(100)))
     say(attacker, payload(3, 100, b"x" * 99), finish=True)
     assert "1 bytes short" in condemned(scene, victim)
-    assert victim.door.sinks[0].payloads == []
+    assert victim.acceptor.sinks[0].payloads == []
 
 
 def test_a_payload_that_is_too_long_touches_nothing_behind_its_memory(scene, victim, attacker):
     memory = bytearray(200)
-    victim.door.carriers[0].expect_payload(3, memoryview(memory)[:100])
+    victim.acceptor.carriers[0].expect_payload(3, memoryview(memory)[:100])
     kept = say(attacker, payload(3, 100, b"x" * 150))
     assert "longer" in condemned(scene, victim)
     assert memory == b"x" * 100 + bytes(100)
@@ -139,7 +139,7 @@ def test_a_payload_that_is_too_long_touches_nothing_behind_its_memory(scene, vic
 
 
 def test_a_second_stream_for_one_payload_ends_the_carrier(scene, victim, attacker):
-    victim.door.carriers[0].expect_payload(3, memoryview(bytearray(100)))
+    victim.acceptor.carriers[0].expect_payload(3, memoryview(bytearray(100)))
     kept = [say(attacker, payload(3, 100, b"x")) for _ in range(2)]
     assert "second stream" in condemned(scene, victim)
     del kept
@@ -147,7 +147,7 @@ def test_a_second_stream_for_one_payload_ends_the_carrier(scene, victim, attacke
 
 def test_more_streams_than_announced_end_the_carrier(scene, victim, attacker):
     say(attacker, ORDERED + encode_finish(1), finish=True)
-    scene.drive(lambda: victim.door.sinks[0].finished)
+    scene.drive(lambda: victim.acceptor.sinks[0].finished)
     say(attacker, ORDERED, finish=True)
     assert "2 streams after 1" in condemned(scene, victim)
 
@@ -158,8 +158,8 @@ def test_a_second_finish_ends_the_carrier(scene, victim, attacker):
     del kept
 
 
-def test_a_peer_that_stops_an_ordered_stream_is_told_off(scene, victim, attacker):
-    carrier = victim.door.carriers[0]
+def test_a_peer_that_stops_an_ordered_stream_loses_the_connection(scene, victim, attacker):
+    carrier = victim.acceptor.carriers[0]
     endpoint = scene.raw[0]
     accepting = attacker.post_accept_uni()
     send(carrier, b"listen!")
@@ -177,7 +177,7 @@ def test_a_peer_that_stops_an_ordered_stream_is_told_off(scene, victim, attacker
     assert "does not read" in condemned(scene, victim)
 
 
-def test_the_attacker_is_told_why(scene, victim, attacker):
+def test_the_attacker_is_notified_why(scene, victim, attacker):
     kept = say(attacker, ORDERED + b"\xee" * 4000)
     condemned(scene, victim)
     closed = attacker.post_closed()
@@ -189,13 +189,13 @@ def test_the_attacker_is_told_why(scene, victim, attacker):
     del kept
 
 
-def test_a_stranger_gets_a_few_streams_and_no_more(scene):
+def test_an_unauthenticated_peer_gets_a_few_streams_and_no_more(scene):
     seed = scene.node(1, trust=Trust(scene.trust.authorities, allow_anonymous=True))
     candidate = scene.node(0, credentials=None, trust=Trust(b""))
     carrier = candidate.dial(seed, node=0, fingerprint=pin(seed.credentials))
-    scene.drive(lambda: seed.door.carriers)
+    scene.drive(lambda: seed.acceptor.carriers)
     send(carrier, b"let me in")
-    scene.drive(lambda: seed.door.sinks[0].frames)
+    scene.drive(lambda: seed.acceptor.sinks[0].frames)
     for communicator in range(1, MAX_UNVERIFIED_STREAMS + 1):
         send(carrier, b"and more of this", communicator=communicator)
     assert "is not authenticated" in condemned(scene, seed)
@@ -203,6 +203,6 @@ def test_a_stranger_gets_a_few_streams_and_no_more(scene):
 
 def test_the_reason_of_a_close_writes_nothing_into_our_logs_but_itself(scene, victim, attacker):
     attacker.close(2, "no\nWARNING all is well\x1b[2J")
-    sink = victim.door.sinks[0]
+    sink = victim.acceptor.sinks[0]
     scene.drive(lambda: sink.lost)
     assert sink.lost[0].reason == "the peer aborted: no WARNING all is well [2J"

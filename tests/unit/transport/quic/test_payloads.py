@@ -78,9 +78,9 @@ class SlowPeer:
     def __init__(self, scene, size):
         self.scene = scene
         self.node = scene.node(1)
-        self.connection = scene.stranger(self.node)
-        scene.drive(lambda: self.node.door.carriers)
-        self.carrier, self.sink = self.node.door.carriers[0], self.node.door.sinks[0]
+        self.connection = scene.unauthenticated(self.node)
+        scene.drive(lambda: self.node.acceptor.carriers)
+        self.carrier, self.sink = self.node.acceptor.carriers[0], self.node.acceptor.sinks[0]
         self.data = bytes(1 + number % 251 for number in range(size))
         self.sent = 0
         self.stream = self.connection.open_uni()
@@ -168,7 +168,7 @@ def test_a_redirect_that_comes_too_late_says_so(scene):
     pair.right.expect_payload(5, memoryview(bytearray(10)))
     pair.left.send_payload(5, memoryview(bytes(10)))
     pair.drive(lambda: pair.right_sink.payloads == [5])
-    assert pair.right.redirect_payload(5, memoryview(bytearray(10))) is Redirected.LANDED
+    assert pair.right.redirect_payload(5, memoryview(bytearray(10))) is Redirected.COMPLETE
     assert pair.right.redirect_payload(77, None) is Redirected.UNKNOWN
 
 
@@ -185,8 +185,8 @@ def _landed_unnoticed(scene):
 
 def test_a_payload_that_landed_unnoticed_cannot_be_redirected_and_is_reported(scene):
     peer, into = _landed_unnoticed(scene)
-    assert peer.carrier.redirect_payload(5, memoryview(bytearray(10_000))) is Redirected.LANDED
-    assert peer.carrier.redirect_payload(5, None) is Redirected.LANDED
+    assert peer.carrier.redirect_payload(5, memoryview(bytearray(10_000))) is Redirected.COMPLETE
+    assert peer.carrier.redirect_payload(5, None) is Redirected.COMPLETE
     scene.drive(lambda: peer.sink.payloads == [5])
     assert into == peer.data
 
@@ -236,16 +236,16 @@ def test_whatever_becomes_of_the_payloads_the_polite_end_comes(scene, seed):
         pair.right.expect_payload(transfer, memoryview(bytearray(size)))
         pair.left.send_payload(transfer, memoryview(bytes(size)))
         send(pair.left, b"envelope", Lane.DATA, transfer % 5)
-        fate = chance.choice(["arrive", "withdraw", "discard", "redirect"])
+        outcome = chance.choice(["arrive", "withdraw", "discard", "redirect"])
         for node in scene.nodes * chance.randrange(4):
             node.transport.poll()
-        if fate == "withdraw":
+        if outcome == "withdraw":
             pair.left.withdraw_payload(transfer)
-        elif fate == "discard":
+        elif outcome == "discard":
             pair.right.redirect_payload(transfer, None)
         else:
             kept.add(transfer)
-        if fate == "redirect":
+        if outcome == "redirect":
             pair.right.redirect_payload(transfer, memoryview(bytearray(size)))
     pair.left.finish()
     pair.right.finish()

@@ -17,7 +17,7 @@ from nexar.security.certificates import Trust
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
 from nexar.transport.quic.transport import QuicSettings, QuicTransport
 from nexar.types import UNKNOWN_NODE
-from tests.unit.transport.quic.scene import CLUSTER, PATIENCE, Door, pin, send
+from tests.unit.transport.quic.scene import CLUSTER, EVENT_TIMEOUT, Acceptor, pin, send
 
 
 def test_both_ends_know_who_the_other_is(scene):
@@ -52,30 +52,30 @@ def test_a_listener_of_another_authority_is_refused_by_the_dialer(scene):
     assert refused.value.verification
 
 
-def test_a_dialer_of_another_authority_is_refused_by_the_listener_who_hears_of_it(scene):
+def test_a_dialer_of_another_authority_is_refused_by_the_listener_which_is_notified(scene):
     other = Authority.create(CLUSTER)
     one, two = scene.node(1), scene.node(2, credentials=other.admit(2))
     with pytest.raises(ConnectRefused) as refused:
         two.dial(one)
     assert refused.value.verification
-    scene.drive(lambda: one.door.refused)
-    address, reason = one.door.refused[0]
+    scene.drive(lambda: one.acceptor.refused)
+    address, reason = one.acceptor.refused[0]
     assert address == f"127.0.0.1:{two.transport._endpoint.address[1]}"
     assert reason
-    assert one.door.carriers == []
+    assert one.acceptor.carriers == []
 
 
 def test_a_candidate_without_a_certificate_is_refused_unless_allowed(scene):
-    closed, open_door = scene.node(1), scene.node(2, trust=Trust(scene.trust.authorities, allow_anonymous=True))
+    closed, open_node = scene.node(1), scene.node(2, trust=Trust(scene.trust.authorities, allow_anonymous=True))
     candidate = scene.node(0, credentials=None, trust=Trust(b""))
     with pytest.raises(ConnectRefused):
         candidate.dial(closed, node=UNKNOWN_NODE, fingerprint=pin(closed.credentials))
-    carrier = candidate.dial(open_door, node=UNKNOWN_NODE, fingerprint=pin(open_door.credentials))
+    carrier = candidate.dial(open_node, node=UNKNOWN_NODE, fingerprint=pin(open_node.credentials))
     assert carrier.peer.verified
     assert carrier.peer.node == 2
-    scene.drive(lambda: open_door.door.carriers)
-    guest = open_door.door.carriers[0].peer
-    assert (guest.node, guest.certificate, guest.verified) == (UNKNOWN_NODE, None, False)
+    scene.drive(lambda: open_node.acceptor.carriers)
+    unauthenticated = open_node.acceptor.carriers[0].peer
+    assert (unauthenticated.node, unauthenticated.certificate, unauthenticated.verified) == (UNKNOWN_NODE, None, False)
 
 
 def test_a_candidate_that_knows_only_an_address_gets_an_unverified_carrier(scene):
@@ -110,10 +110,10 @@ def test_credentials_replaced_while_running_count_for_new_carriers_only(scene):
 def test_a_candidate_becomes_a_member_when_it_gets_credentials(scene):
     seed, candidate = scene.node(1), scene.node(0, credentials=None, trust=Trust(b""))
     with pytest.raises(UsageError, match="without credentials"):
-        candidate.transport.listen("127.0.0.1:0", candidate.door)
+        candidate.transport.listen("127.0.0.1:0", candidate.acceptor)
     candidate.transport.replace_credentials(scene.authority.admit(9), scene.trust)
     assert candidate.dial(seed).peer.node == 1
-    assert candidate.transport.listen("127.0.0.1:0", candidate.door)
+    assert candidate.transport.listen("127.0.0.1:0", candidate.acceptor)
 
 
 def test_nobody_there_is_a_timeout_at_the_deadline(scene):
@@ -138,8 +138,8 @@ def test_many_threads_may_dial_at_once(scene):
         thread.start()
     for thread in dials:
         thread.join()
-    scene.drive(lambda: len(hub.door.carriers) == 9)
-    assert sorted(carrier.peer.node for carrier in hub.door.carriers) == [2, 2, 2, 3, 3, 3, 4, 4, 4]
+    scene.drive(lambda: len(hub.acceptor.carriers) == 9)
+    assert sorted(carrier.peer.node for carrier in hub.acceptor.carriers) == [2, 2, 2, 3, 3, 3, 4, 4, 4]
 
 
 def test_a_socket_listens_where_it_is_bound_and_nowhere_else(scene):
@@ -166,13 +166,13 @@ def test_an_address_that_is_not_to_be_had_is_refused_with_the_systems_number(sce
 
 @pytest.mark.parametrize("bind", [":0", "127.0.0.1:0", "[::1]:0"])
 def test_a_node_is_dialed_by_name_and_by_number(scene, bind):
-    door, transport = Door(), QuicTransport(scene.authority.admit(8), scene.trust, bind=bind)
+    acceptor, transport = Acceptor(), QuicTransport(scene.authority.admit(8), scene.trust, bind=bind)
     dialer = QuicTransport(scene.authority.admit(9), scene.trust, bind=bind)
     try:
-        port = transport.listen(bind, door).rpartition(":")[2]
+        port = transport.listen(bind, acceptor).rpartition(":")[2]
         hosts = {":0": ["127.0.0.1", "[::1]", "localhost"], "127.0.0.1:0": ["127.0.0.1", "localhost"]}
         for host in hosts.get(bind, ["[::1]"]):
-            carrier = dialer.connect(f"{host}:{port}", Expected(8), time.monotonic() + PATIENCE)
+            carrier = dialer.connect(f"{host}:{port}", Expected(8), time.monotonic() + EVENT_TIMEOUT)
             assert carrier.peer.node == 8
     finally:
         dialer.close()
@@ -203,16 +203,16 @@ def test_a_silent_peer_is_lost_at_the_idle_timeout(scene):
     with child:
         child.stdin.write(" ".join(fact.hex() for fact in facts) + "\n")
         child.stdin.flush()
-        scene.drive(lambda: node.door.carriers)
+        scene.drive(lambda: node.acceptor.carriers)
         assert child.stdout.readline() == "here\n"
         child.send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    scene.drive(lambda: node.door.sinks[0].lost)
-    assert node.door.sinks[0].lost[0].kind == "timeout"
+    scene.drive(lambda: node.acceptor.sinks[0].lost)
+    assert node.acceptor.sinks[0].lost[0].kind == "timeout"
     assert time.monotonic() - killed < 5
 
 
-def test_a_closed_transport_tells_its_peers_and_ends_its_carriers(scene):
+def test_a_closed_transport_notifies_its_peers_and_ends_its_carriers(scene):
     pair = scene.pair()
     pair.left_node.transport.close()
     pair.left_node.transport.close()
@@ -227,10 +227,10 @@ def test_a_closed_transport_tells_its_peers_and_ends_its_carriers(scene):
 
 def test_closing_ends_the_sleep_of_the_driving_thread(scene):
     node = scene.node(1)
-    sleeper = threading.Thread(target=node.transport.sleep, args=(PATIENCE, 0.0))
+    sleeper = threading.Thread(target=node.transport.sleep, args=(EVENT_TIMEOUT, 0.0))
     sleeper.start()
     node.transport.close()
-    sleeper.join(PATIENCE)
+    sleeper.join(EVENT_TIMEOUT)
     assert not sleeper.is_alive()
 
 
@@ -238,8 +238,8 @@ def test_a_kick_ends_the_sleep_and_is_never_lost(scene):
     transport = scene.node(1).transport
     transport.wake()
     began = time.monotonic()
-    transport.sleep(PATIENCE, 0.0)
-    assert time.monotonic() - began < PATIENCE / 2
+    transport.sleep(EVENT_TIMEOUT, 0.0)
+    assert time.monotonic() - began < EVENT_TIMEOUT / 2
 
 
 def test_a_watched_descriptor_ends_the_sleep(scene):
@@ -249,8 +249,8 @@ def test_a_watched_descriptor_ends_the_sleep(scene):
         transport.watch(reading)
         os.write(writing, b"x")
         began = time.monotonic()
-        transport.sleep(PATIENCE, 0.0)
-        assert time.monotonic() - began < PATIENCE / 2
+        transport.sleep(EVENT_TIMEOUT, 0.0)
+        assert time.monotonic() - began < EVENT_TIMEOUT / 2
         transport.unwatch(reading)
     finally:
         os.close(reading)
@@ -277,8 +277,8 @@ def test_ctrl_c_ends_a_wait_and_leaves_the_transport_usable(scene, what):
     pair = scene.pair()
     transport = pair.left_node.transport
     waits = {
-        "sleep": lambda: transport.sleep(PATIENCE, 0.0),
-        "connect": lambda: transport.connect("127.0.0.1:9", Expected(2), time.monotonic() + PATIENCE),
+        "sleep": lambda: transport.sleep(EVENT_TIMEOUT, 0.0),
+        "connect": lambda: transport.connect("127.0.0.1:9", Expected(2), time.monotonic() + EVENT_TIMEOUT),
     }
     interrupt = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
 
@@ -337,7 +337,7 @@ def test_nothing_is_left_of_many_transports(scene):
     before = len(os.listdir("/proc/self/fd"))
     for number in range(10, 20):
         node = scene.node(number)
-        node.dial(scene.nodes[0]).attach(node.door)
+        node.dial(scene.nodes[0]).attach(node.acceptor)
         if number > 10:
             node.transport.close()
             scene.nodes.remove(node)

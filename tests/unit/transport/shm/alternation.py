@@ -23,8 +23,8 @@ def alternate(side: Side, *, seed: int, begins: bool) -> None:
 
 
 def _wait_for(side: Side, count: int, generator: random.Random) -> None:
-    while len(side.heard.frames) < count:
-        assert not side.heard.lost, side.heard.lost
+    while len(side.received.frames) < count:
+        assert not side.received.lost, side.received.lost
         if not side.node.poll() and side.node.transport.prepare_sleep():
             _pause(generator)
             begin = time.monotonic()

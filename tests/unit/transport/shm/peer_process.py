@@ -4,7 +4,7 @@ usage: python -m tests.unit.transport.shm.peer_process ROLE ADDRESS NODE
 
 alternate  answers each frame with one, sleeping between them, until the carrier has finished
 hold       says one thing and then only waits to be killed
-flood      sends more than the rings hold, then dies without a word
+flood      sends more than the rings hold, then dies without a message
 """
 
 import os
@@ -24,7 +24,7 @@ def main(role: str, address: str, parent: str) -> None:
     sleeper = PollSleeper()
     node = Node(CHILD, ShmTransport(sleeper, CHILD), sleeper)
     side = Side(node, node.transport.connect(address, Expected(int(parent)), time.monotonic() + 20))
-    side.carrier.attach(side.heard)
+    side.carrier.attach(side.received)
     if role == "alternate":
         alternate(side, seed=2, begins=False)
         node.close()

@@ -29,8 +29,8 @@ def connected(directory: Path, ring_bytes: int = 1 << 20) -> Iterator[Pair]:
         stack.callback(left.close)
         near, far = dial(left, right)
         pair = Pair(Side(left, near), Side(right, far))
-        near.attach(pair.left.heard)
-        far.attach(pair.right.heard)
+        near.attach(pair.left.received)
+        far.attach(pair.right.received)
         yield pair
 
 
@@ -50,7 +50,7 @@ def connected_process(node: Node, role: str) -> Iterator[tuple[Side, subprocess.
     try:
         pump([node], lambda: node.accepted, "the child's dial")
         side = Side(node, node.accepted[0])
-        side.carrier.attach(side.heard)
+        side.carrier.attach(side.received)
         yield side, child
     finally:
         child.kill()

@@ -32,8 +32,8 @@ def test_frames_that_found_no_room_leave_by_lane_and_in_order(tmp_path: Path) ->
         for tag in range(100, 110):
             pair.left.send(b"urgent", tag=tag, lane=Lane.CONTROL)
         assert pair.left.carrier.queued_bytes(Lane.BULK) > 80_000
-        pair.until(lambda: len(pair.right.heard.frames) == 110, "all frames")
-        tags = pair.right.heard.tags
+        pair.until(lambda: len(pair.right.received.frames) == 110, "all frames")
+        tags = pair.right.received.tags
         assert [tag for tag in tags if tag < 100] == list(range(100))
         assert [tag for tag in tags if tag >= 100] == list(range(100, 110))
         assert tags.index(109) < 30, "what was urgent waited only for what was in the ring already"
@@ -45,9 +45,9 @@ def test_a_frame_larger_than_the_ring_arrives_and_urgent_ones_pass_it(tmp_path: 
         large = os.urandom(1 << 20)
         pair.left.send(large, tag=1, lane=Lane.BULK)
         pair.left.send(b"urgent", tag=2, lane=Lane.CONTROL)
-        pair.until(lambda: len(pair.right.heard.frames) == 2, "both frames")
-        assert pair.right.heard.tags == [2, 1]
-        assert pair.right.heard.frames[1][1] == large
+        pair.until(lambda: len(pair.right.received.frames) == 2, "both frames")
+        assert pair.right.received.tags == [2, 1]
+        assert pair.right.received.frames[1][1] == large
 
 
 def test_frames_are_not_delayed_by_a_payload_under_way(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_frames_are_not_delayed_by_a_payload_under_way(tmp_path: Path) -> None:
         pair.left.carrier.send_payload(1, memoryview(bytes(64 << 20)))
         pair.left.send(b"small")
         pair.right.node.poll()
-        assert [what for what, _ in pair.right.heard.heard] == ["frame"]
+        assert [what for what, _ in pair.right.received.received] == ["frame"]
 
 
 def test_bodies_of_any_shape_and_format_are_sent_as_their_bytes(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_bodies_of_any_shape_and_format_are_sent_as_their_bytes(tmp_path: Path) 
         matrix = memoryview(bytearray(range(24))).cast("B", (4, 6))
         header = encode(Frame(kind=FrameKind.CONTROL, body=48 + 24 + 3))
         pair.left.carrier.send_frame(Lane.DATA, 0, header, floats, matrix, memoryview(b"").cast("B"), b"end")
-        pair.until(lambda: pair.right.heard.frames, "the frame")
-        assert pair.right.heard.frames[0][1] == bytes(range(48)) + bytes(range(24)) + b"end"
+        pair.until(lambda: pair.right.received.frames, "the frame")
+        assert pair.right.received.frames[0][1] == bytes(range(48)) + bytes(range(24)) + b"end"
 
 
 # ------------------------------------------------------------------------------------------------ hostile peers
@@ -76,7 +76,7 @@ def run_head_away(pair: Pair) -> None:
 
 def move_head_back(pair: Pair) -> None:
     pair.left.send(b"something")
-    pair.until(lambda: pair.right.heard.frames, "the frame")
+    pair.until(lambda: pair.right.received.frames, "the frame")
     inside(pair.left)._words[_head_word(0)] = 0
 
 
@@ -95,7 +95,7 @@ def write_a_private_kind(pair: Pair) -> None:
 
 def speak_after_finish(pair: Pair) -> None:
     pair.left.carrier.finish()
-    pair.until(lambda: pair.right.heard.finished, "the finish")
+    pair.until(lambda: pair.right.received.finished, "the finish")
     inside(pair.left)._segment.writer.write(encode(Frame(kind=8)), (), HEADER_BYTES)
 
 
@@ -130,9 +130,9 @@ def run_tail_away(pair: Pair) -> None:
 def test_a_peer_that_breaks_the_rules_is_lost_as_misbehaved(tmp_path: Path, misbehave: Callable[[Pair], None]) -> None:
     with connected(tmp_path) as pair:
         misbehave(pair)
-        pair.until(lambda: pair.right.heard.lost, "the loss of a peer that misbehaved")
-        assert pair.right.heard.lost[0].misbehaved, pair.right.heard.lost
-        pair.until(lambda: pair.left.heard.lost, "the other side's loss")
+        pair.until(lambda: pair.right.received.lost, "the loss of a peer that misbehaved")
+        assert pair.right.received.lost[0].misbehaved, pair.right.received.lost
+        pair.until(lambda: pair.left.received.lost, "the other side's loss")
         with pytest.raises(CarrierLost):
             pair.right.send(b"more")
 
@@ -146,17 +146,17 @@ def test_nothing_of_a_carrier_stays_however_it_ends(tmp_path: Path) -> None:
         pair.right.carrier.finish()
         pair.until(lambda: memory_maps() == 0, "the freeing of a finished carrier")
         assert descriptors() < open_before
-        assert not pair.left.heard.lost
-        assert not pair.right.heard.lost
+        assert not pair.left.received.lost
+        assert not pair.right.received.lost
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_reason_of_an_abort_reaches_the_peer(tmp_path: Path) -> None:
     with connected(tmp_path) as pair:
         pair.left.carrier.abort("out of patience")
-        pair.until(lambda: pair.right.heard.lost, "the loss")
-        assert "out of patience" in pair.right.heard.lost[0].reason
-        assert pair.right.heard.lost[0].kind == "peer"
+        pair.until(lambda: pair.right.received.lost, "the loss")
+        assert "out of patience" in pair.right.received.lost[0].reason
+        assert pair.right.received.lost[0].kind == "peer"
         assert memory_maps() == 0
 
 
@@ -173,7 +173,7 @@ def test_an_abort_from_another_thread_waits_for_the_sink_and_then_frees(tmp_path
             pair.right.carrier.abort("now")
             returned.set()
 
-        pair.right.heard.on_frame = block
+        pair.right.received.on_frame = block
         with pair.right.node.driving():
             pair.left.send(b"hold it")
             assert entered.wait(20)
@@ -184,7 +184,7 @@ def test_an_abort_from_another_thread_waits_for_the_sink_and_then_frees(tmp_path
             go_on.set()
             thread.join()
         assert memory_maps() == 1
-        assert pair.right.heard.lost == []
+        assert pair.right.received.lost == []
 
 
 def test_senders_in_other_threads_survive_an_abort_under_their_feet(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_senders_in_other_threads_survive_an_abort_under_their_feet(tmp_path: Pa
         with pair.driving():
             for thread in threads:
                 thread.start()
-            wait_for(lambda: len(pair.right.heard.frames) > 500, "traffic")
+            wait_for(lambda: len(pair.right.received.frames) > 500, "traffic")
             pair.left.carrier.abort("enough")
             for thread in threads:
                 thread.join()
@@ -226,14 +226,14 @@ def test_senders_in_other_threads_survive_a_finish_under_their_feet(tmp_path: Pa
         with pair.driving():
             for thread in threads:
                 thread.start()
-            wait_for(lambda: len(pair.right.heard.frames) > 500, "traffic")
+            wait_for(lambda: len(pair.right.received.frames) > 500, "traffic")
             pair.left.carrier.finish()
             for thread in threads:
                 thread.join()
-            wait_for(lambda: pair.right.heard.finished, "the finish")
+            wait_for(lambda: pair.right.received.finished, "the finish")
         assert [error.kind for error in refused] == ["closed"] * 3
-        assert [pair.right.heard.tags.count(number) for number in range(3)] == sent
-        assert pair.right.heard.lost == []
+        assert [pair.right.received.tags.count(number) for number in range(3)] == sent
+        assert pair.right.received.lost == []
 
 
 def test_a_forked_child_lets_go_without_a_trace(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who is let in: the proofs by themselves, then strangers at a real listener."""
+"""Who is let in: the proofs by themselves, then unauthenticated peers at a real listener."""
 
 import os
 import socket
@@ -103,10 +103,10 @@ def address_of(node: Node, dialer: int = LEFT) -> ShmAddress:
     return parse_shm_address(text)
 
 
-def knock(node: Node) -> socket.socket:
-    stranger = socket.socket(socket.AF_UNIX)
-    stranger.connect(address_of(node).path)
-    return stranger
+def connect(node: Node) -> socket.socket:
+    unauthenticated = socket.socket(socket.AF_UNIX)
+    unauthenticated.connect(address_of(node).path)
+    return unauthenticated
 
 
 def refusal(node: Node) -> str:
@@ -141,60 +141,60 @@ def test_an_address_without_a_key_cannot_be_dialed(left: Node, node: Node) -> No
 
 
 def test_who_hangs_up_is_reported(node: Node) -> None:
-    knock(node).close()
+    connect(node).close()
     assert "hung up" in refusal(node)
 
 
 def test_who_says_nonsense_is_reported(node: Node) -> None:
-    with knock(node) as stranger:
-        stranger.send(os.urandom(64))
+    with connect(node) as unauthenticated:
+        unauthenticated.send(os.urandom(64))
         assert "version" in refusal(node)
 
 
-def offer_to(node: Node, stranger: socket.socket, descriptors: list[int], nonce: bytes) -> None:
+def offer_to(node: Node, unauthenticated: socket.socket, descriptors: list[int], nonce: bytes) -> None:
     dialer = DialerSide.start(address_of(node).key or b"", LEFT, RIGHT)
-    stranger.send(dialer.hello)
-    stranger.setblocking(False)
+    unauthenticated.send(dialer.hello)
+    unauthenticated.setblocking(False)
     received: list[bytes] = []
-    pump([node], lambda: received or _take(stranger, received), "the challenge")
-    socket.send_fds(stranger, [dialer.offer(received[0], nonce)], descriptors)
+    pump([node], lambda: received or _take(unauthenticated, received), "the challenge")
+    socket.send_fds(unauthenticated, [dialer.offer(received[0], nonce)], descriptors)
 
 
-def _take(stranger: socket.socket, into: list[bytes]) -> None:
+def _take(unauthenticated: socket.socket, into: list[bytes]) -> None:
     try:
-        into.append(stranger.recv(64))
+        into.append(unauthenticated.recv(64))
     except BlockingIOError:
         return
 
 
 def test_an_offer_without_a_segment_is_refused(node: Node) -> None:
-    with knock(node) as stranger:
-        offer_to(node, stranger, [], new_nonce())
+    with connect(node) as unauthenticated:
+        offer_to(node, unauthenticated, [], new_nonce())
         assert "0 descriptors" in refusal(node)
 
 
 def test_an_offer_of_something_else_than_memory_is_refused(node: Node) -> None:
-    with knock(node) as stranger:
-        offer_to(node, stranger, [stranger.fileno()], new_nonce())
+    with connect(node) as unauthenticated:
+        offer_to(node, unauthenticated, [unauthenticated.fileno()], new_nonce())
         assert "not a memory segment" in refusal(node)
 
 
 def test_a_segment_that_does_not_hold_the_nonce_is_refused(node: Node) -> None:
     segment, descriptor = create_segment(SegmentGeometry())
-    with knock(node) as stranger:
-        offer_to(node, stranger, [descriptor], new_nonce())
+    with connect(node) as unauthenticated:
+        offer_to(node, unauthenticated, [descriptor], new_nonce())
         assert "nonce" in refusal(node)
     segment.release()
     os.close(descriptor)
 
 
-def test_descriptors_that_strangers_pass_are_closed(node: Node) -> None:
-    with knock(node) as stranger:
+def test_descriptors_that_unauthenticated_peers_pass_are_closed(node: Node) -> None:
+    with connect(node) as unauthenticated:
         reading, writing = os.pipe()
-        socket.send_fds(stranger, [b"x"], [reading])
+        socket.send_fds(unauthenticated, [b"x"], [reading])
         os.close(reading)
         quieten([node])
-        stranger.close()
+        unauthenticated.close()
         refusal(node)
         with pytest.raises(BrokenPipeError):
             os.write(writing, b"nobody reads")
@@ -203,27 +203,27 @@ def test_descriptors_that_strangers_pass_are_closed(node: Node) -> None:
 
 def test_a_process_of_another_user_is_refused(left: Node, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "credentials_of", lambda _: (4711, os.geteuid() + 1))
-    with knock(node):
+    with connect(node):
         assert "runs as user" in refusal(node)
     assert "4711" in node.refused[0][0]
     assert try_dial(left, node, address_of(node)).verification, "nor does a dialer trust such a listener"
 
 
-def test_a_silent_stranger_is_dropped_at_its_deadline(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_unauthenticated_peer_is_dropped_at_its_deadline(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT", 0.05)
     begin = time.monotonic()
-    with knock(node):
+    with connect(node):
         assert "no proof" in refusal(node)
     assert time.monotonic() - begin >= 0.05
 
 
-def test_a_crowd_of_silent_strangers_does_not_keep_a_member_out(left: Node, node: Node) -> None:
+def test_a_crowd_of_silent_unauthenticated_peers_does_not_keep_a_member_out(left: Node, node: Node) -> None:
     crowd = []
     for _ in range(transport.MAX_UNVERIFIED + 10):
-        crowd.append(knock(node))
+        crowd.append(connect(node))
         pump([node], lambda: not node.poll(), "the knock")
     near, _ = dial(left, node)
     assert near.peer.node == RIGHT
     assert len(node.refused) >= 10
-    for stranger in crowd:
-        stranger.close()
+    for unauthenticated in crowd:
+        unauthenticated.close()

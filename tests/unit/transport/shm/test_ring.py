@@ -41,7 +41,7 @@ def test_no_wake_up_is_lost_over_many_turns_although_nobody_looks_by_the_clock(t
     node = make_node(RIGHT, tmp_path)
     with connected_process(node, "alternate") as (side, child):
         alternate(side, seed=1, begins=True)
-        assert len(side.heard.frames) == MESSAGES // 2
+        assert len(side.received.frames) == MESSAGES // 2
         assert child.wait(20) == 0
     node.close()
 
@@ -49,7 +49,7 @@ def test_no_wake_up_is_lost_over_many_turns_although_nobody_looks_by_the_clock(t
 def test_the_death_of_a_process_is_noticed_in_sleep_within_moments(tmp_path: Path) -> None:
     node = make_node(RIGHT, tmp_path)
     with connected_process(node, "hold") as (side, child):
-        while not side.heard.frames:
+        while not side.received.frames:
             if not node.poll():
                 node.rest(1)
         while node.poll() or not node.transport.prepare_sleep():
@@ -57,21 +57,21 @@ def test_the_death_of_a_process_is_noticed_in_sleep_within_moments(tmp_path: Pat
         os.kill(child.pid, signal.SIGKILL)
         begin = time.monotonic()
         node.sleeper.sleep(20, 0)
-        while not side.heard.lost:
+        while not side.received.lost:
             node.poll()
         assert time.monotonic() - begin < 1.0  # milliseconds, on a machine with nothing else to do
-        assert side.heard.lost[0].kind == "peer"
+        assert side.received.lost[0].kind == "peer"
     node.close()
 
 
 def test_the_death_of_a_process_is_noticed_without_any_sleep(tmp_path: Path) -> None:
     node = make_node(RIGHT, tmp_path)
     with connected_process(node, "hold") as (side, child):
-        while not side.heard.frames:
+        while not side.received.frames:
             node.poll()
         child.kill()
         begin = time.monotonic()
-        while not side.heard.lost:
+        while not side.received.lost:
             node.poll()
         assert time.monotonic() - begin < 1.0
     node.close()
@@ -81,10 +81,10 @@ def test_what_a_process_sent_before_it_died_is_delivered_first(tmp_path: Path) -
     node = make_node(RIGHT, tmp_path)
     with connected_process(node, "flood") as (side, child):
         child.wait()
-        while not side.heard.lost:
+        while not side.received.lost:
             node.poll()
-        assert side.heard.tags == list(range(20))
-        assert [what for what, _ in side.heard.heard] == ["frame"] * 20 + ["lost"]
+        assert side.received.tags == list(range(20))
+        assert [what for what, _ in side.received.received] == ["frame"] * 20 + ["lost"]
     node.close()
 
 
@@ -93,8 +93,8 @@ def test_a_byte_is_written_once_for_each_sleep_and_never_to_one_who_is_awake() -
     words = memoryview(bytearray(64)).cast("Q")
     wake_socket = WakeSocket(ours, words, 0, 1)
     for _ in range(5):
-        wake_socket.ring(2)
-    wake_socket.ring(4)
+        wake_socket.signal(2)
+    wake_socket.signal(4)
     assert theirs.recv(100) == b"\x01\x01"
     wake_socket.wake_peer()
     words[1] = 6
@@ -114,7 +114,7 @@ def test_an_awake_peer_costs_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for node in pair.nodes:
             node.poll()
         written: list[int] = []
-        monkeypatch.setattr(WakeSocket, "ring", lambda _, nap: written.append(nap))
+        monkeypatch.setattr(WakeSocket, "signal", lambda _, sleep_number: written.append(sleep_number))
         for _ in range(100):
             pair.left.send(b"x")
             pair.right.node.poll()
@@ -135,7 +135,7 @@ def test_an_idle_node_looks_ever_more_rarely(tmp_path: Path) -> None:
         assert 0.05 < pauses[-1] <= 0.1
         transport.poll()
         pair.right.send(b"news")
-        pair.until(lambda: pair.left.heard.frames, "the news")
+        pair.until(lambda: pair.left.received.frames, "the news")
         transport.poll()
         assert transport.prepare_sleep()
         assert (transport.due() or 0) - time.monotonic() <= 0.002
@@ -223,7 +223,7 @@ def test_a_refused_writer_is_looked_at_before_the_ring_is_empty(sizes: list[int]
             continue
         looked = False
         while rings.read() is not None:
-            looked = looked or rings.reader.owes_a_look()
+            looked = looked or rings.reader.should_check_writer()
         assert looked
 
 
@@ -275,7 +275,7 @@ def frame_rings(word: int, written: int = 1024) -> RingFrameReader:
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_whatever_word_stands_before_a_record_it_is_a_frame_or_refused(word: int) -> None:
+def test_whatever_number_stands_before_a_record_it_is_a_frame_or_refused(word: int) -> None:
     reader = frame_rings(word)
     try:
         frame = reader.next_frame()
@@ -395,7 +395,7 @@ def test_a_redirected_payload_continues_elsewhere_and_leaves_the_old_memory_alon
     assert slots.move_all() == [7]
     assert new == data
     assert old == bytes(128)
-    assert slots.receiver.redirect(7, None) is Redirected.LANDED
+    assert slots.receiver.redirect(7, None) is Redirected.COMPLETE
 
 
 def test_from_the_moment_of_the_end_nothing_is_expected_moved_or_landed() -> None:

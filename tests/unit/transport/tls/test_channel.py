@@ -154,7 +154,7 @@ def test_a_refusal_reaches_the_dialer_with_its_reason(sockets: tuple[socket.sock
     dialing, _ = stories(sockets, plain=False)
     server = TlsChannel(sockets[1], server_context(AUTHORITY.admit(1), TRUST), server_side=True)
     serving = answer(
-        server, lambda hello, _: ConnectionHello(hello.half, TOKEN, False, HelloAnswer.NOT_BELIEVED, "not you")
+        server, lambda hello, _: ConnectionHello(hello.half, TOKEN, False, HelloAnswer.UNVERIFIED, "not you")
     )
     outcomes = run(dialing, serving)
     for outcome in outcomes:

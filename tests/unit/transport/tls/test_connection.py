@@ -13,7 +13,7 @@ def test_who_notices_first_decides_why() -> None:
     assert ending.lose(OURS) is PEER
 
 
-def test_the_sink_is_told_once() -> None:
+def test_the_sink_is_notified_once() -> None:
     ending = CarrierEnd()
     assert ending.take_report() is None
     ending.lose(PEER)
@@ -21,13 +21,13 @@ def test_the_sink_is_told_once() -> None:
     assert ending.take_report() is None
 
 
-def test_a_silent_end_is_never_told() -> None:
+def test_a_silent_end_is_never_reported() -> None:
     ending = CarrierEnd()
     assert ending.lose_silently(OURS) is OURS
     assert ending.take_report() is None
 
 
-def test_an_abort_silences_a_loss_that_was_not_told_yet() -> None:
+def test_an_abort_silences_a_loss_that_was_not_reported_yet() -> None:
     ending = CarrierEnd()
     ending.lose(PEER)
     assert ending.lose_silently(OURS) is PEER
@@ -178,7 +178,7 @@ def test_withdrawing_what_has_not_begun_leaves_the_others_alone() -> None:
     assert [transfer for transfer, _, _ in frames(drain(outbox))] == [2]
 
 
-def test_the_farewell_leaves_last() -> None:
+def test_the_closing_message_leaves_last() -> None:
     outbox = SendQueue(CHUNK_BYTES)
     outbox.send_close_notice(b"bye")
     outbox.push_payload(1, memoryview(b""))

@@ -19,7 +19,7 @@ hellos = st.builds(
     half=st.sampled_from(Half),
     token=st.binary(min_size=16, max_size=16),
     plain=st.booleans(),
-    verdict=st.sampled_from(HelloAnswer),
+    answer=st.sampled_from(HelloAnswer),
     reason=st.text(max_size=60).map(foreign_line),
 )
 

@@ -17,7 +17,7 @@ from nexar.transport.tls import TlsTransport
 from nexar.transport.tls.handshake import ConnectionHello, Half, HandshakeFailed, TlsIdentity, encode_connection_hello
 from nexar.transport.tls.listener import TlsListener, _UnverifiedConnection
 from nexar.transport.tls.transport import HANDSHAKE_TIMEOUT
-from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump, wait_for
+from tests.conformance.harness import EVENT_TIMEOUT, Node, Pair, Side, dial, in_thread, pump, wait_for
 
 OURS = Authority.create("ours")
 TRUST = Trust(OURS.certificate_pem)
@@ -39,11 +39,11 @@ def nodes() -> Iterator[list[Node]]:
 
 @contextmanager
 def lone_half(server: Node) -> Iterator[ssl.SSLSocket]:
-    """One connection of two, whose hello was heard, while the server is driven."""
+    """One connection of two, whose hello was received, while the server is driven."""
     host, _, port = str(server.transport.address).rpartition(":")
     context = client_context(OURS.admit(CLIENT), TRUST)
     with (
-        socket.create_connection((host, int(port)), timeout=PATIENCE) as plain,
+        socket.create_connection((host, int(port)), timeout=EVENT_TIMEOUT) as plain,
         server.driving(),
         context.wrap_socket(plain, server_hostname="0000000000000001.ours.nexar") as secured,
     ):
@@ -94,7 +94,7 @@ def test_a_half_that_goes_on_before_it_was_answered_is_refused(nodes: list[Node]
     assert server.refused[0][1] == "it sent data before it got the answer"
 
 
-def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refused_and_told(
+def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refused_and_notified(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = nodes
@@ -108,7 +108,7 @@ def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refus
     believed = TlsIdentity.accepted_peer
     monkeypatch.setattr(TlsIdentity, "accepted_peer", accepted_peer)
     address = str(server.transport.address)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EVENT_TIMEOUT
     thread, outcome = in_thread(lambda: client.transport.connect(address, Expected(SERVER), deadline))
     pump([server], lambda: outcome and len(server.refused) == 2, "the refusal of both halves")
     thread.join()
@@ -123,7 +123,7 @@ def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refus
     ends = dial(client, server)
     pair = Pair(Side(client, ends[0]), Side(server, ends[1]))
     for side in (pair.left, pair.right):
-        side.carrier.attach(side.heard)
+        side.carrier.attach(side.received)
     pair.check_usable()
 
 

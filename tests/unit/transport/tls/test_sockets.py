@@ -1,4 +1,4 @@
-"""How TCP is told to go about its work."""
+"""How TCP sockets are configured."""
 
 import socket
 

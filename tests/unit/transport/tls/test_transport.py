@@ -23,7 +23,7 @@ from nexar.transport.tls import TlsTransport
 from nexar.transport.tls import transport as transport_module
 from nexar.transport.tls.transport import PendingDials
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameKind, Lane, encode
-from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump
+from tests.conformance.harness import EVENT_TIMEOUT, Node, Pair, Side, dial, in_thread, pump
 
 AUTHORITY = Authority.create("c")
 TRUST = Trust(AUTHORITY.certificate_pem)
@@ -53,7 +53,7 @@ def open_node() -> Iterator[Open]:
 def connected(near: Node, far: Node, address: str | None = None) -> Pair:
     pair = Pair(*(Side(node, end) for node, end in zip((near, far), dial(near, far, address), strict=True)))
     for side in (pair.left, pair.right):
-        side.carrier.attach(side.heard)
+        side.carrier.attach(side.received)
     return pair
 
 
@@ -91,7 +91,9 @@ def test_a_name_is_resolved_and_its_addresses_tried_in_turn(open_node: Open) -> 
 
 def test_a_name_that_does_not_exist_refuses_the_dial(open_node: Open) -> None:
     with pytest.raises(ConnectRefused) as refused:
-        open_node(CLIENT).transport.connect("no-such-host.invalid:1", Expected(SERVER), time.monotonic() + PATIENCE)
+        open_node(CLIENT).transport.connect(
+            "no-such-host.invalid:1", Expected(SERVER), time.monotonic() + EVENT_TIMEOUT
+        )
     assert not refused.value.verification
 
 
@@ -125,7 +127,7 @@ def test_an_authority_that_is_trusted_no_more_is_believed_no_more(open_node: Ope
     server.transport.replace_credentials(AUTHORITY.admit(SERVER), Trust(elsewhere.certificate_pem))
     address = server.transport.address or ""
     thread, outcome = in_thread(
-        lambda: client.transport.connect(address, Expected(SERVER), time.monotonic() + PATIENCE)
+        lambda: client.transport.connect(address, Expected(SERVER), time.monotonic() + EVENT_TIMEOUT)
     )
     pump([server], lambda: outcome, "the refusal")
     thread.join()
@@ -137,7 +139,7 @@ def test_many_dials_at_once_succeed(open_node: Open) -> None:
     server, client = open_node(SERVER, listen="127.0.0.1:0"), open_node(CLIENT)
     address = server.transport.address or ""
     dials = [
-        in_thread(lambda: client.transport.connect(address, Expected(SERVER), time.monotonic() + PATIENCE))
+        in_thread(lambda: client.transport.connect(address, Expected(SERVER), time.monotonic() + EVENT_TIMEOUT))
         for _ in range(20)
     ]
     pump([server], lambda: all(outcome for _, outcome in dials) and len(server.accepted) == 20, "all dials")
@@ -150,7 +152,7 @@ def test_many_dials_at_once_succeed(open_node: Open) -> None:
 def test_a_dial_that_cannot_even_begin_says_why(open_node: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.ENETUNREACH)
     with pytest.raises(ConnectRefused) as refused:
-        open_node(CLIENT).transport.connect("127.0.0.1:9", Expected(SERVER), time.monotonic() + PATIENCE)
+        open_node(CLIENT).transport.connect("127.0.0.1:9", Expected(SERVER), time.monotonic() + EVENT_TIMEOUT)
     assert refused.value.reason == "Network is unreachable"
 
 
@@ -168,7 +170,7 @@ def test_ctrl_c_ends_a_dial_and_leaves_nothing_open(open_node: Open) -> None:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             client.transport.connect(
-                f"127.0.0.1:{silent.getsockname()[1]}", Expected(SERVER), time.monotonic() + PATIENCE
+                f"127.0.0.1:{silent.getsockname()[1]}", Expected(SERVER), time.monotonic() + EVENT_TIMEOUT
             )
         thread.join()
         for connection in accepted:
@@ -207,7 +209,7 @@ def test_one_port_takes_both_kinds_where_that_is_wanted(open_node: Open, plain: 
 
 
 @pytest.mark.parametrize("side", ["dialer", "listener"])
-def test_nobody_goes_on_without_encryption_unless_both_were_told_to(open_node: Open, side: str) -> None:
+def test_nobody_goes_on_without_encryption_unless_both_are_configured_so(open_node: Open, side: str) -> None:
     server = open_node(SERVER, listen="127.0.0.1:0", plain_too=side == "dialer")
     client = open_node(CLIENT, plain_too=side == "listener")
     with server.driving(), pytest.raises(ConnectRefused, match="encrypt"):
@@ -217,7 +219,7 @@ def test_nobody_goes_on_without_encryption_unless_both_were_told_to(open_node: O
 def connect(near: Node, far: Node, *, plain: bool) -> Carrier:
     assert far.transport.address is not None
     expected = Expected(far.number, plain=plain)
-    return near.transport.connect(far.transport.address, expected, time.monotonic() + PATIENCE)
+    return near.transport.connect(far.transport.address, expected, time.monotonic() + EVENT_TIMEOUT)
 
 
 def test_a_forked_child_that_abandons_says_nothing_to_the_peer(open_node: Open) -> None:
@@ -234,9 +236,9 @@ def test_a_forked_child_that_abandons_says_nothing_to_the_peer(open_node: Open) 
         left = [name for name in before if os.path.exists(f"/proc/self/fd/{name}") and _is_socket(name)]
         os._exit(len(left))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    pair.until(lambda: pair.right.heard.payloads, "the payload that was on its way")
+    pair.until(lambda: pair.right.received.payloads, "the payload that was on its way")
     pair.check_usable()
-    assert pair.left.heard.lost == pair.right.heard.lost == []
+    assert pair.left.received.lost == pair.right.received.lost == []
 
 
 def _is_socket(name: str) -> bool:
@@ -253,7 +255,7 @@ def test_a_listener_without_descriptors_goes_on_when_there_are_some_again(open_n
             server.poll()
             due = server.transport.due()
             assert due is not None
-            assert due > time.monotonic() - PATIENCE
+            assert due > time.monotonic() - EVENT_TIMEOUT
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         connected(client, server).check_usable()
@@ -306,12 +308,12 @@ def test_half_a_frame_does_not_keep_the_driving_thread_awake(open_node: Open, en
     channel = pair.left.carrier._data.channel  # type: ignore[attr-defined]
     stops = (0, 50, HEADER_BYTES + 3, len(frame))
     for start, stop in pairwise(stops):
-        assert pair.right.heard.frames == []
+        assert pair.right.received.frames == []
         channel.write(memoryview(frame)[start:stop])
         pump([server], partial(_has_received, pair.right.carrier, stop), "the bytes")
         assert not server.poll()
         assert server.transport.prepare_sleep()
-    assert pair.right.heard.frames[0][1] == b"0123456789"
+    assert pair.right.received.frames[0][1] == b"0123456789"
 
 
 def _has_received(carrier: Carrier, count: int) -> bool:
@@ -325,9 +327,9 @@ def test_frames_that_arrived_before_the_peer_went_are_delivered_although_a_send_
     pair.left.carrier.abort("gone")
     with pytest.raises(CarrierLost):
         _send_for_ever(pair.right)
-    pump([server], lambda: pair.right.heard.lost, "the loss")
-    assert [body for _, body in pair.right.heard.frames] == [b"last words"]
-    assert pair.right.heard.lost[0].kind == "peer"
+    pump([server], lambda: pair.right.received.lost, "the loss")
+    assert [body for _, body in pair.right.received.frames] == [b"last words"]
+    assert pair.right.received.lost[0].kind == "peer"
 
 
 def _send_for_ever(side: Side) -> None:
@@ -339,12 +341,12 @@ def _send_for_ever(side: Side) -> None:
 def test_closing_from_within_a_sink_is_allowed(open_node: Open) -> None:
     server, client = open_node(SERVER, listen="127.0.0.1:0"), open_node(CLIENT)
     pair = connected(client, server)
-    pair.right.heard.on_frame = lambda *_: server.transport.close()
+    pair.right.received.on_frame = lambda *_: server.transport.close()
     pair.left.send(b"close, please")
     pair.left.send(b"not heard any more")
-    pump([server], lambda: pair.right.heard.frames, "the frame")
+    pump([server], lambda: pair.right.received.frames, "the frame")
     assert not server.poll()
-    assert len(pair.right.heard.frames) == 1
+    assert len(pair.right.received.frames) == 1
 
 
 def is_to_end(descriptor: int) -> bool:

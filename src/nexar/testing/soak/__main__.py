@@ -1,8 +1,0 @@
-"""`python -m nexar.testing.soak`."""
-
-import sys
-
-from nexar.testing.soak.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())

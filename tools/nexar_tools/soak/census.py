@@ -1,0 +1,121 @@
+"""Members and processes of a soak, derived from their reports. Pure.
+
+Invariant: the living members keep a majority. A killed process counts as a member until a membership without it is
+reported. A joiner that is killed while it waits may still be voted in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final
+
+_VOTED_IN_SECONDS: Final = 15.0  # in which a killed joiner may still be voted in
+
+
+@dataclass(slots=True)
+class ProcessLife:
+    """State of one process."""
+
+    started_at: float
+    node: int | None = None
+    """None while it waits for admission."""
+    moved_at: float = 0.0
+    """Time of its last report."""
+    rounds: int = 0
+    step: int = 0
+    killed_at: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.killed_at is None
+
+
+@dataclass(slots=True)
+class Census:
+    """State of all processes, by name."""
+
+    lives: dict[str, ProcessLife] = field(default_factory=dict)
+    epoch: int = 0
+    nodes: frozenset[int] = frozenset()
+    """Nodes of the newest membership."""
+    moved_at: float = 0.0
+    """Time of the last round that any process completed."""
+    joined: int = 0
+    recoveries: list[float] = field(default_factory=list)
+    """Seconds from a death to a correct sum, per survivor."""
+
+    def started(self, name: str, now: float) -> None:
+        self.lives[name] = ProcessLife(now, moved_at=now)
+
+    def killed(self, name: str, now: float) -> None:
+        self.lives[name].killed_at = now
+
+    def heard(self, name: str, report: Mapping[str, Any]) -> None:
+        """Updates the state with a report of `member_main`."""
+        life = self.lives[name]
+        life.moved_at = report["at"]
+        if report["what"] == "here":
+            life.node = report["node"]
+            self.joined += bool(report["joined"])
+        if report["epoch"] > self.epoch:
+            self.epoch, self.nodes = report["epoch"], frozenset(report["nodes"])
+        if report["what"] == "round" and report["rounds"] > life.rounds:
+            self.moved_at = max(self.moved_at, report["at"])
+            self._recovered(report["at"], report["recovered_from"])
+        life.rounds, life.step = report["rounds"], report["step"]
+
+    def _recovered(self, at: float, lost: list[int]) -> None:
+        deaths = [life.killed_at for life in self.lives.values() if life.node in lost and life.killed_at is not None]
+        if deaths:
+            self.recoveries.append(at - max(deaths))
+
+    @property
+    def alive(self) -> list[str]:
+        return [name for name, life in self.lives.items() if life.alive]
+
+    @property
+    def members(self) -> list[str]:
+        """Living processes in the newest membership."""
+        return [name for name in self.alive if self.lives[name].node in self.nodes]
+
+    @property
+    def rounds(self) -> int:
+        return sum(life.rounds for life in self.lives.values())
+
+    @property
+    def median_recovery(self) -> float:
+        """Seconds; 0 before the first."""
+        return median(self.recoveries) if self.recoveries else 0.0
+
+    def all_are_in(self) -> bool:
+        return len(self.nodes) == len(self.members) == len(self.alive)
+
+    def killable(self, now: float, protected: str | None = None) -> list[str]:
+        """The processes of which one may be killed.
+
+        Half of the voters and the seed are a majority, so as many must live as are dead.
+        """
+        members = self.members
+        dead = self._unsettled(now) + 1
+        waiting = [name for name in self.alive if self.lives[name].node is None]
+        able = waiting if len(members) >= dead else []
+        if len(members) - 1 >= dead:
+            able = able + members
+        return [name for name in able if name != protected]
+
+    def _unsettled(self, now: float) -> int:
+        """The number of dead processes that may still have a vote."""
+        count = 0
+        for life in self.lives.values():
+            if life.killed_at is not None:
+                recent = life.killed_at > now - _VOTED_IN_SECONDS
+                count += recent if life.node is None else life.node in self.nodes
+        return count + self._unreported_dead()
+
+    def _unreported_dead(self) -> int:
+        """The number of members that never reported, minus living processes that may be about to: they are dead."""
+        known = {life.node for life in self.lives.values()}
+        silent = sum(life.alive and life.node is None for life in self.lives.values())
+        return max(0, len(self.nodes - known) - silent)

@@ -22,6 +22,7 @@ from random import Random
 from typing import Any, Final, Self
 
 from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.join_client import JoinClient, JoinConnection, RefusedBySeed, SeedConnectionLost, take_certificate
 from nexar.cluster.membership import Member, MembershipError, decode_member
 from nexar.cluster.node import Node
@@ -39,6 +40,7 @@ from nexar.wire import control
 from nexar.wire.join import (
     MAX_JOIN_BYTES,
     MAX_PAXOS_BYTES,
+    REPORTED_BY_LAUNCHER,
     ChildDied,
     Committed,
     FormationFailed,
@@ -80,7 +82,7 @@ class SeedCallbacks:
     """Called by the session thread; they must not block."""
 
     on_control: Callable[[control.Message], None] = _ignore  # a Paxos message of the seed
-    on_died: Callable[[NodeId, int, str], None] = _ignore  # hint that a node died: node, epoch, cause
+    on_died: Callable[[NodeId, int, Loss], None] = _ignore  # hint that a node died; with the epoch
     on_waiting: Callable[[tuple[Member, ...]], None] = _ignore  # all waiting joiners that can be dialed
     on_committed: Callable[[], None] = _ignore  # the cluster has formed; for launchers
     on_started: Callable[[], None] = _ignore  # all members of the first membership are connected
@@ -242,7 +244,7 @@ class SeedSession:
             case SeedPaxosMessage():
                 self._handle_paxos(message.body)
             case MemberDied():
-                listeners.on_died(message.node, message.epoch, message.cause)
+                listeners.on_died(message.node, message.epoch, _reported_loss(message))
             case Committed() | Started() | FormationFailed():
                 self._handle_formation(message)
             case RunFailed():
@@ -314,6 +316,11 @@ class SeedSession:
             self._stop.wait(self._random.uniform(0.0, _SOON_PAUSE))
             self._has_message.clear()
         return not self._stop.is_set()
+
+
+def _reported_loss(message: MemberDied) -> Loss:
+    by_launcher = message.reported_by == REPORTED_BY_LAUNCHER
+    return Loss(LossKind.LAUNCHER_REPORT if by_launcher else LossKind.SEED_CONNECTION_BROKEN, message.cause)
 
 
 _MAX_HOST: Final = 255

@@ -52,6 +52,8 @@ MAX_REFUSALS: Final = 256  # the newest refusals that a FormationFailed lists
 MAX_LISTED: Final = 8  # ranks and refusals that a FormationProgress lists
 MAX_REASON_CHARACTERS: Final = 1000
 MAX_CAUSE_CHARACTERS: Final = 64 << 10
+REPORTED_BY_LAUNCHER: Final = "launcher"
+REPORTED_BY_SEED: Final = "seed"
 
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 _Proof: TypeAlias = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
@@ -65,6 +67,7 @@ _Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
 _Encoded: TypeAlias = Annotated[bytes, Meta(min_length=1)]
 _Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=ONE_LINE)]
 _Lines: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=FEW_LINES)]
+_Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z_]{0,32}\Z")]  # newer senders may use others
 _SettingName: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 _SettingText: TypeAlias = Annotated[str, Meta(max_length=64, pattern=ONE_LINE)]
 
@@ -294,6 +297,9 @@ class MemberDied(_Base, frozen=True, tag="died"):
     epoch: _Epoch
     """Epoch of the membership in which the seed knows it."""
     cause: _Cause
+    """For people."""
+    reported_by: _Word = ""
+    """`launcher`, which knows how the process ended; `seed`, whose connection broke; empty: unknown, as of the seed."""
 
 
 class LivenessQuery(_Base, frozen=True, tag="are_you_there"):

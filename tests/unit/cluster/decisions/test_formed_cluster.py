@@ -236,7 +236,7 @@ def test_a_line_that_breaks_is_a_hint_for_the_other_members() -> None:
     admission = formed()
     admission.join(3)
     ((died, to),) = notified(admission.feed(ConnectionEnded(1, "reset")), MemberDied)
-    assert (died, to) == (MemberDied(1, 1, "its connection to the seed broke: reset"), (2,))
+    assert (died, to) == (MemberDied(1, 1, "its connection to the seed broke: reset", "seed"), (2,))
 
 
 def test_a_closing_message_is_none() -> None:
@@ -246,7 +246,7 @@ def test_a_closing_message_is_none() -> None:
 def test_the_death_of_a_child_is_a_hint_also_when_ranks_have_moved() -> None:
     admission = formed()
     ((died, to),) = notified(admission.feed(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied)
-    assert (died, to) == (MemberDied(1, 1, "was killed by SIGKILL"), (2,))
+    assert (died, to) == (MemberDied(1, 1, "was killed by SIGKILL", "launcher"), (2,))
     choose(admission, left=(Departure(1, "gone"),))
     assert notified(admission.feed(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied) == []
     assert "which it is not" in only(admission.feed(ChildReported(51, 1, "killed")), RefuseConnection).reason

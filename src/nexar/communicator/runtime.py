@@ -43,7 +43,7 @@ from nexar.communicator.generation import Generation, GenerationBuilder
 from nexar.communicator.status import make_status_report
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_requests import Revocations, SuccessorRequests
-from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost, error_text, sendable
+from nexar.errors import Expelled, JoinRefused, LinkClosed, NexarError, PeerLost, error_text, sendable
 from nexar.group import Group
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds
@@ -248,11 +248,11 @@ class NodeRuntime:
         del epoch  # an ended process stays ended in every epoch
         self._failure_monitor.report_dead(node, report)
 
-    def seed_refused(self, reason: str, expelled: int) -> None:
-        if expelled:
-            self.expelled(expelled, reason)
+    def seed_refused(self, refused: JoinRefused) -> None:
+        if refused.expelled:
+            self.expelled(refused.expelled, refused.reason)
         elif not self.has_left:
-            _log.warning("the seed refused this node, which continues without it: %s", foreign_line(reason))
+            _log.warning("the seed refused this node, which continues without it: %s", foreign_line(refused.reason))
 
     def seed_reported_waiting(self, members: tuple[Member, ...]) -> None:
         """A node no longer among these joiners is a member or gone."""

@@ -236,7 +236,9 @@ class JoinRefusedMessage(_Base, frozen=True, tag="refused"):
     expelled: _Number = 0
     """Epoch at which the receiver was removed from the membership; 0 if that is not the reason."""
     nobody_left: bool = False
-    """Every member left or died, so no member can admit the receiver."""
+    """As the code of this name, for nodes that do not know codes."""
+    code: _Word = ""
+    """For programs: `full`, `incompatible`, `nobody_left` (all left or died), `not_elastic`, `wrong_secret`."""
 
 
 class Renew(_Base, frozen=True, tag="renew"):

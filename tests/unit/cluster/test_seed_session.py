@@ -395,14 +395,16 @@ def test_whom_the_seed_refuses_is_notified_why(scene: Scene) -> None:
     scene.stand()
     scene.seed.lose()
     assert scene.next_notice()[0] == "on_lost"
-    assert scene.next_notice() == ("on_refused", "expelled in epoch 3", 3)
+    name, refused = scene.next_notice()
+    assert (name, refused.reason, refused.expelled) == ("on_refused", "expelled in epoch 3", 3)
 
 
 def test_who_learns_on_its_connection_that_it_was_expelled_does_not_dial_again(scene: Scene) -> None:
     session = scene.stand()
     scene.seed.say_message(JoinRefusedMessage("expelled in epoch 3", 3))
     assert scene.next_notice()[0] == "on_lost"
-    assert scene.next_notice() == ("on_refused", "expelled in epoch 3", 3)
+    name, refused = scene.next_notice()
+    assert (name, refused.reason, refused.expelled) == ("on_refused", "expelled in epoch 3", 3)
     session._thread.join(EVENT_TIMEOUT)
     assert not scene.knocked.is_set()
 

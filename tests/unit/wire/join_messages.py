@@ -118,7 +118,7 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
         st.integers(0, 2**40),
         lines,
     ),
-    st.builds(JoinRefusedMessage, lines, st.integers(0, 2**32)),
+    st.builds(JoinRefusedMessage, lines, st.integers(0, 2**32), st.booleans(), codes),
     st.builds(Renew, blobs),
     st.builds(Renewed, blobs),
     st.builds(ChildDied, ranks, st.text(max_size=40)),

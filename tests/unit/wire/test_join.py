@@ -134,6 +134,7 @@ def test_what_may_be_left_out_has_its_default() -> None:
         Changed(Committed(b"m"), "membership", b""),
         Changed(JoinRefusedMessage("no"), "reason", "x" * (MAX_REASON_CHARACTERS + 1)),
         Changed(JoinRefusedMessage("no"), "reason", "no\r\nyes"),
+        Changed(JoinRefusedMessage("no"), "code", "not elastic"),
         Changed(FormationFailed((), 2, {}, 1.0), "timeout", -1.0),
         Changed(FormationFailed((), 2, {}, 1.0), "refused", {str(number): "" for number in range(257)}),
         Changed(ChildDied(0, "boom"), "cause", "x" * (65 << 10)),

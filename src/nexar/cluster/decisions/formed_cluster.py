@@ -141,11 +141,12 @@ class MemberRegister:
     def check_room(self, count: int) -> None:
         """Raises Refusal."""
         if not self.elastic:
-            raise Refusal(self.late)
+            raise Refusal(self.late, code="not_elastic")
         if self.present + len(self._joiners) + count > self._most:
             raise Refusal(
                 f"the cluster has {self.present} members and {len(self._joiners)} that wait to join, and no more "
-                f"than {self._most} are allowed; start it with a larger --max (NEXAR_ELASTIC_MAX_WORLD_SIZE)"
+                f"than {self._most} are allowed; start it with a larger --max (NEXAR_ELASTIC_MAX_WORLD_SIZE)",
+                code="full",
             )
 
     def admit(self, member: Member) -> None:
@@ -154,7 +155,8 @@ class MemberRegister:
         self.check_room(1)
         if self._bytes + sum(map(share_bytes, self._joiners.values())) + share_bytes(member) > MAX_MEMBERSHIP_BYTES:
             raise Refusal(
-                "the members and waiting nodes exceed one message; advertise fewer addresses (NEXAR_ADVERTISE)"
+                "the members and waiting nodes exceed one message; advertise fewer addresses (NEXAR_ADVERTISE)",
+                code="full",
             )
         self._joiners[member.node] = member
         _remember(self._admitted, member.node, None)
@@ -300,7 +302,7 @@ class FormedCluster:
             except Refusal as why:
                 reason = brief(str(why))
                 actions += [
-                    RefuseConnection(joiner.joiner.connection, reason),
+                    RefuseConnection(joiner.joiner.connection, reason, code=why.code),
                     *self._end(joiner.joiner, "refused", reason),
                 ]
         return actions
@@ -314,7 +316,7 @@ class FormedCluster:
         # Raises Refusal if the node may not join: the cluster is not elastic, or knows the node in another role.
         again = "" if rank is None else f"; rank {rank} is one of them: nexar.init() is called once for each rank"
         if not self._register.elastic:
-            raise Refusal(self._register.late + again)
+            raise Refusal(self._register.late + again, code="not_elastic")
         if pin_of(self.membership, node) is not None:
             raise Refusal(f"node {format_node(node)} is known to the cluster in another role")
 
@@ -349,7 +351,7 @@ class FormedCluster:
     def _check_any_present(self) -> None:
         # Raises Refusal if no member is left that could take a joiner.
         if not self._register.present:
-            raise Refusal(_NOBODY_LEFT, nobody_left=True)
+            raise Refusal(_NOBODY_LEFT, code="nobody_left")
 
     def _replace(self, directory: dict[NodeId, JoinConnectionState], node: NodeId) -> list[AdmissionAction]:
         # The newest connection counts: the node lost its old one, perhaps unnoticed.
@@ -385,7 +387,7 @@ class FormedCluster:
         actions: list[AdmissionAction] = []
         for joiner in list(self._joiners.values()):
             actions += [
-                RefuseConnection(joiner.connection, _NOBODY_LEFT, nobody_left=True),
+                RefuseConnection(joiner.connection, _NOBODY_LEFT, code="nobody_left"),
                 *self._end(joiner, "refused", _NOBODY_LEFT),
             ]
         return actions

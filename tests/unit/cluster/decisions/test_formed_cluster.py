@@ -131,13 +131,24 @@ def test_a_joiner_that_comes_back_on_another_line_waits_once() -> None:
 def test_above_the_maximum_joiners_are_refused_with_that_reason() -> None:
     admission = formed(most=3)
     admission.join(3)
-    assert "no more than 3 are allowed" in only(admission.join(4), RefuseConnection).reason
+    refused = only(admission.join(4), RefuseConnection)
+    assert "no more than 3 are allowed" in refused.reason
+    assert refused.code == "full"
     admission.feed(ConnectionEnded(1, "killed"))  # who died makes room for who is started in its place
     assert every(admission.join(5), AdmitNode)
 
 
 def test_a_cluster_that_is_not_elastic_refuses_them() -> None:
-    assert only(formed(elastic=False).join(3), RefuseConnection).reason == LATE
+    assert only(formed(elastic=False).join(3), RefuseConnection) == RefuseConnection(3, LATE, code="not_elastic")
+
+
+def test_who_waits_or_comes_when_the_last_member_is_gone_is_refused_with_that_code() -> None:
+    admission = formed()
+    admission.join(3)
+    admission.feed(ConnectionEnded(1, "killed"))
+    waited = only(admission.feed(ConnectionEnded(2, "killed")), RefuseConnection)
+    came = only(admission.join(4), RefuseConnection)
+    assert [(each.connection, each.code) for each in (waited, came)] == [(3, "nobody_left"), (4, "nobody_left")]
 
 
 def test_a_known_node_does_not_join_as_somebody_else() -> None:

@@ -17,6 +17,7 @@ from weakref import finalize
 
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.admission import START_TIMEOUT
+from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
 from nexar.cluster.decisions.failure_detector import LONGEST
 from nexar.cluster.join_client import GRACE, JoinClient, JoinConnection, JoinedCluster, RankRequest, formation_error
 from nexar.cluster.membership import WORLD, Membership
@@ -25,7 +26,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.seed_session import SeedCallbacks, SeedSession
 from nexar.cluster.wait_notice import Tell, WaitNotice, seconds_left
 from nexar.communicator.communicator import Communicator
-from nexar.communicator.generation import NEW_MEMBER, NONE_COMPLETED, CompletedCalls, Generation
+from nexar.communicator.generation import Generation
 from nexar.communicator.runtime import NodeRuntime
 from nexar.communicator.state_transfer import StateReceiver
 from nexar.communicator.successors import Successors

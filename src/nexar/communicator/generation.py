@@ -1,10 +1,4 @@
-"""One generation of a communicator at this node: its build, state and outcome.
-
-Members of a new generation first agree on the last call that all completed (`exchange_completed`), by dissemination:
-in round i each rank sends its minimum and maximum 2**i ranks further. Counting a value twice does not change a
-minimum, so after ⌈log₂ n⌉ rounds every rank has it, and none before all took part. Call numbers of different
-generations are not comparable: then no call counts as completed by all.
-"""
+"""One generation of a communicator at this node: its build, state and outcome."""
 
 from __future__ import annotations
 
@@ -13,10 +7,17 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from copy import copy
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakSet
 
 from nexar.cluster.control_threads import CancelToken
+from nexar.cluster.decisions.completion import (
+    UNCONSTRAINED,
+    CompletedCalls,
+    CompletionExchange,
+    CompletionNews,
+    SendNews,
+)
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import WORLD, Change, Membership, next_generation
 from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all, open_first
@@ -232,59 +233,31 @@ class Generation:
 
 # No collective has this number.
 SEQUENCE: Final = (1 << 64) - 2
-# The number of a member that has completed no call.
-NONE_COMPLETED: Final = -1
-# The number of a new member: it does not affect the minimum.
-UNCONSTRAINED: Final = (1 << 63) - 1
-_RANGE: Final = struct.Struct("<qqq")
-
-
-class CompletedCalls(NamedTuple):
-    """The last call a member completed."""
-
-    # its previous generation
-    generation: int
-    # NONE_COMPLETED if none
-    number: int
-
-
-NEW_MEMBER: Final = CompletedCalls(UNCONSTRAINED, UNCONSTRAINED)
-
-
-class _CompletedRange(NamedTuple):
-    least: int
-    oldest: int
-    newest: int
-
-    def merged(self, other: _CompletedRange) -> _CompletedRange:
-        return _CompletedRange(
-            min(self.least, other.least), min(self.oldest, other.oldest), max(self.newest, other.newest)
-        )
+_NEWS: Final = struct.Struct("<qqq")
 
 
 def exchange_completed(group: Group, mine: CompletedCalls, deadline: float) -> int:
     """Return the last call that all members completed: NONE_COMPLETED also if their generations differ, UNCONSTRAINED
     if all are new. Blocks until all take part. Raises PeerLost or OperationTimeout.
     """
-    is_new = mine == NEW_MEMBER
-    known = _CompletedRange(mine.number, mine.generation, NONE_COMPLETED if is_new else mine.generation)
-    distance, step = 1, 0
-    while distance < group.size:
-        known = known.merged(_exchange(group, known, distance, step, deadline))
-        distance, step = 2 * distance, step + 1
-    return known.least if known.newest in (NONE_COMPLETED, known.oldest) else NONE_COMPLETED
+    exchange = CompletionExchange(group.rank, group.size, mine)
+    sends = exchange.start()
+    while sends:  # one for each step
+        sends = exchange.received(sends[0].step, _exchange(group, sends[0], deadline))
+    assert exchange.result is not None
+    return exchange.result
 
 
-def _exchange(group: Group, known: _CompletedRange, distance: int, step: int, deadline: float) -> _CompletedRange:
-    there, back = (group.rank + distance) % group.size, (group.rank - distance) % group.size
-    receive = group.post_receive(back, None, space=Space.COLLECTIVE, tag=collective_tag(SEQUENCE, step))
+def _exchange(group: Group, sent: SendNews, deadline: float) -> CompletionNews:
+    step = sent.step
+    receive = group.post_receive(sent.source, None, space=Space.COLLECTIVE, tag=collective_tag(SEQUENCE, step))
     about = MessageHeader(space=Space.COLLECTIVE, sequence=SEQUENCE, step=step)
-    send = group.post_send(there, memoryview(_RANGE.pack(*known)), deadline, about=about)
+    send = group.post_send(sent.rank, memoryview(_NEWS.pack(*sent.news)), deadline, about=about)
     group.wait((send, receive), deadline)
     received = bytes(receive.into or b"")
-    if len(received) != _RANGE.size:
-        raise PeerMisbehaved(rank=back, what="it sent an invalid message while the communicator was made")
-    return _CompletedRange(*_RANGE.unpack(received))
+    if len(received) != _NEWS.size:
+        raise PeerMisbehaved(rank=sent.source, what="it sent an invalid message while the communicator was made")
+    return CompletionNews(*_NEWS.unpack(received))
 
 
 class GenerationBuilder:

@@ -18,16 +18,10 @@ from copy import copy
 from functools import partial
 from typing import Any, Final
 
+from nexar.cluster.decisions.completion import CompletedCalls, completed_by_all
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import Change, Membership
-from nexar.communicator.generation import (
-    NONE_COMPLETED,
-    UNCONSTRAINED,
-    CompletedCalls,
-    Generation,
-    GenerationBuilder,
-    GenerationOutcome,
-)
+from nexar.communicator.generation import Generation, GenerationBuilder, GenerationOutcome
 from nexar.communicator.successors_state import (
     BuildThreads,
     ChangeHistory,
@@ -320,7 +314,7 @@ class Successors:
         self.listed(made)
         if late:
             made.interrupt()
-        self._hand_over(generation, made, changes, None if least in (NONE_COMPLETED, UNCONSTRAINED) else least)
+        self._hand_over(generation, made, changes, completed_by_all(least))
 
     def _make(
         self,

@@ -4,8 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+from nexar.cluster.decisions.completion import UNCONSTRAINED, CompletedCalls
 from nexar.cluster.membership import Membership
-from nexar.communicator.generation import UNCONSTRAINED, CompletedCalls, Generation
+from nexar.communicator.generation import Generation
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError
 from tests.unit.communicator.scripted import membership

@@ -12,15 +12,12 @@ from typing import Any, cast
 
 import pytest
 
+from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, UNCONSTRAINED, CompletedCalls
 from nexar.cluster.membership import WORLD, Change, Departure
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import (
-    NEW_MEMBER,
-    NONE_COMPLETED,
     SEQUENCE,
-    UNCONSTRAINED,
-    CompletedCalls,
     Generation,
     GenerationBuilder,
     GenerationOutcome,

@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import pytest
 
+from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import WORLD, Change, Departure
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent, MembershipEvent
-from nexar.communicator.generation import NEW_MEMBER, NONE_COMPLETED, Generation
+from nexar.communicator.generation import Generation
 from nexar.communicator.local import local_communicators
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_state import ClosedCommunicator

@@ -107,10 +107,10 @@ class Siege:
         return dialer.dial(cast(SeedService, self), node, invitation)
 
     def end(self) -> float:
-        """Until the honest have formed, met and parted: seconds since the first of them dialed."""
-        faults, _ = self._nodes.ask("wait")
-        assert not faults, (faults, self.events)
-        return time.monotonic() - self._begin
+        """Waits until the honest have formed, met and parted; returns the seconds since the first of them dialed."""
+        answer = self._nodes.ask("wait")
+        assert not answer["faults"], (answer["faults"], self.events)
+        return answer["ended"] - self._begin
 
     @property
     def events(self) -> list[Noted]:

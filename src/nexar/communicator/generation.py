@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from copy import copy
 from typing import Any, Final
 from weakref import WeakSet
 
 from nexar.cluster.control_threads import CancelToken
-from nexar.cluster.decisions.completion import (
-    UNCONSTRAINED,
-    CompletedCalls,
-    CompletionExchange,
-    CompletionNews,
-    SendNews,
-)
 from nexar.cluster.decisions.membership_events import NoProgress
-from nexar.cluster.membership import WORLD, Change, Membership, next_generation
-from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all, open_first
-from nexar.cluster.node import Node
-from nexar.collectives.call_log import CallLog
+from nexar.cluster.membership import Change, Membership, next_generation
 from nexar.collectives.context import CollectiveContext
-from nexar.collectives.statistics import KEPT, TRACED
-from nexar.collectives.trace_writer import TraceWriter
 from nexar.communicator.events import EventFeed, FailureEvent, FailureFeed, MembershipEvent
-from nexar.communicator.shared_memory_setup import SharedMemorySetup, may_share
-from nexar.communicator.status import NodeActivity
-from nexar.config import Config
-from nexar.errors import MembershipChanged, NexarError, NoQuorum, PeerLost, PeerMisbehaved, RecoveryTimeout, Revoked
-from nexar.group import Group
-from nexar.links.messages import collective_tag
+from nexar.errors import MembershipChanged, NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
 from nexar.links.operation import Operation
 from nexar.links.progress import Progress
-from nexar.links.sending import MessageHeader
 from nexar.rpc.registry import Registry
-from nexar.topology import FULL_MESH
 from nexar.types import AwaitedPeer, NodeId, Rank
-from nexar.wire.frame import Space
 from nexar.wire.text import foreign_lines
 
 
@@ -229,100 +207,3 @@ class Generation:
         for change in changes:
             causes |= change.causes(self.membership)
         return dict(sorted(causes.items()))
-
-
-# No collective has this number.
-SEQUENCE: Final = (1 << 64) - 2
-_NEWS: Final = struct.Struct("<qqq")
-
-
-def exchange_completed(group: Group, mine: CompletedCalls, deadline: float) -> int:
-    """Return the last call that all members completed: NONE_COMPLETED also if their generations differ, UNCONSTRAINED
-    if all are new. Blocks until all take part. Raises PeerLost or OperationTimeout.
-    """
-    exchange = CompletionExchange(group.rank, group.size, mine)
-    sends = exchange.start()
-    while sends:  # one for each step
-        sends = exchange.received(sends[0].step, _exchange(group, sends[0], deadline))
-    assert exchange.result is not None
-    return exchange.result
-
-
-def _exchange(group: Group, sent: SendNews, deadline: float) -> CompletionNews:
-    step = sent.step
-    receive = group.post_receive(sent.source, None, space=Space.COLLECTIVE, tag=collective_tag(SEQUENCE, step))
-    about = MessageHeader(space=Space.COLLECTIVE, sequence=SEQUENCE, step=step)
-    send = group.post_send(sent.rank, memoryview(_NEWS.pack(*sent.news)), deadline, about=about)
-    group.wait((send, receive), deadline)
-    received = bytes(receive.into or b"")
-    if len(received) != _NEWS.size:
-        raise PeerMisbehaved(rank=sent.source, what="it sent an invalid message while the communicator was made")
-    return CompletionNews(*_NEWS.unpack(received))
-
-
-class GenerationBuilder:
-    """Makes this node's generations. Any thread."""
-
-    def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
-        self.config = config
-        self._node = node
-        self._mesh = mesh
-        self._activity = NodeActivity(node.progress)
-
-    def lose(self, node: NodeId, cause: str) -> None:
-        """Fail operations that wait for a former member. Its earlier messages can still be received; if some may still
-        arrive, the end of its link fails them instead.
-        """
-        if self._mesh.quiet_leavers.has(node):
-            return
-        router = self._mesh.router
-        with router.lock:
-            router.lose(node, PeerLost(node=node, cause=foreign_lines(cause)))
-        router.deferred_io.flush()
-        self._node.progress.wake()  # a waiter may be the driver, asleep
-
-    def make(
-        self,
-        membership: Membership,
-        communicator: int,
-        deadline: float,
-        completed: CompletedCalls | None = None,
-        begun: Callable[[Group], None] | None = None,
-    ) -> tuple[Generation, int]:
-        """Make a generation together with its members, numbered by the membership's epoch. `completed`: this member's
-        last call in the one before; the second result: that of all. Closing the group given to `begun` aborts the
-        build. Raises PeerLost or OperationTimeout and leaves nothing behind.
-        """
-        with ExitStack() as undo:
-            group = Group(self._node, self._mesh, membership, communicator, membership.epoch)
-            undo.callback(group.close)
-            if begun is not None:
-                begun(group)
-            if communicator == WORLD and self._node.has_remote_peers:
-                self._open_links(membership, deadline)
-            least = UNCONSTRAINED if completed is None else exchange_completed(group, completed, deadline)
-            directory = self.config.trace_dir
-            kept = KEPT if directory is None else TRACED
-            call_log = CallLog(group, kept=kept, other_activity=self._activity.outside_of)
-            self._activity.add(call_log)
-            undo.callback(self._activity.remove, call_log)
-            if directory is not None:
-                undo.callback(TraceWriter(directory, group, call_log).write)
-            undo.callback(call_log.close)
-            region, shared = None, False
-            topology = self.config.topology if communicator == WORLD else FULL_MESH  # else links are checked
-            if may_share(membership, topology):
-                sharing = SharedMemorySetup(group, deadline)
-                region = sharing.agree(call_log)
-                shared = sharing.shared
-                undo.callback(sharing.close)
-            context = CollectiveContext(group, self.config, call_log, region, shared=shared)
-            undo.callback(context.scratch.close)
-            return Generation(context, undo.pop_all().close), least
-
-    def _open_links(self, membership: Membership, deadline: float) -> None:
-        """Later memberships of large worlds open links on first use."""
-        if membership.epoch == 1:
-            open_first(self._mesh, self.config.topology, deadline)
-        elif membership.size <= EAGER_WORLD:
-            open_all(self._mesh, deadline)

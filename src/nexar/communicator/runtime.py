@@ -37,7 +37,8 @@ from nexar.cluster.mesh import EAGER_WORLD, Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import PingTable
 from nexar.communicator.events import FailureEvent
-from nexar.communicator.generation import Generation, GenerationBuilder
+from nexar.communicator.generation import Generation
+from nexar.communicator.generation_builder import GenerationBuilder
 from nexar.communicator.status import make_status_report
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_requests import Revocations, SuccessorRequests

@@ -21,7 +21,8 @@ from typing import Any, Final
 from nexar.cluster.decisions.completion import CompletedCalls, completed_by_all
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import Change, Membership
-from nexar.communicator.generation import Generation, GenerationBuilder, GenerationOutcome
+from nexar.communicator.generation import Generation, GenerationOutcome
+from nexar.communicator.generation_builder import GenerationBuilder
 from nexar.communicator.successors_state import (
     BuildThreads,
     ChangeHistory,

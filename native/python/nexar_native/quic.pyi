@@ -37,8 +37,9 @@ class QuicError(ConnectionError):
     """Root of every error of this package."""
 
 class ConnectError(QuicError):
-    """The dial failed: refused, unreachable, or the handshake did not succeed. Carries .reason."""
+    """The dial failed: refused, unreachable, or the handshake did not succeed. .kind is one of "timed_out" (of the handshake), "verification" (VerificationError), "failed". .reason is for people."""
 
+    kind: str
     reason: str
 
 class VerificationError(ConnectError):

@@ -19,7 +19,7 @@ use crate::quic::socket::Socket;
 use crate::quic::state::State;
 use crate::quic::wait::{AnyOperation, Wait, WaitResult};
 use crate::quic::{background, socket};
-use crate::runtime::errors::Failure;
+use crate::runtime::errors::{os_error, Failure};
 use crate::runtime::{decref, process};
 use crate::tls::identity::Credentials;
 use crate::tls::trust::Trust;
@@ -51,7 +51,8 @@ impl Endpoint {
         let connection_config =
             ConnectionConfig::new(&settings, credentials.cloned(), trust.rules.clone())
                 .map_err(|failure| failure.into_py(py))?;
-        let (socket, bound) = Socket::bind(address, settings.socket_buffer_bytes)?;
+        let (socket, bound) =
+            Socket::bind(address, settings.socket_buffer_bytes).map_err(os_error)?;
         let mut config = EndpointConfig::default();
         config
             .max_udp_payload_size(settings.largest_mtu())
@@ -63,9 +64,13 @@ impl Endpoint {
             None,
         );
         let core = EndpointCore::new(endpoint, socket, settings);
-        let state = State::new(connection_config, core, DriverElection::new()?);
+        let state = State::new(
+            connection_config,
+            core,
+            DriverElection::new().map_err(os_error)?,
+        );
         let (shared, guard) = Shared::new(state, bound);
-        shared.set_background(background::start(shared.clone())?);
+        shared.set_background(background::start(shared.clone()).map_err(os_error)?);
         process::register_for_exit(&shared);
         Ok(Endpoint { guard })
     }

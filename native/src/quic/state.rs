@@ -268,9 +268,7 @@ impl State {
             )));
         };
         if self.core.endpoint.open_connections() >= self.core.settings.max_connections {
-            return Err(Failure::Connect {
-                reason: "the connection limit is reached".to_owned(),
-            });
+            return Err(Failure::connect("the connection limit is reached"));
         }
         let now = Instant::now();
         let (config, shown) = self

@@ -17,13 +17,13 @@ create_exception!(
     nexar_native.quic,
     ConnectError,
     QuicError,
-    "The dial failed. Carries .reason."
+    "The dial failed. Carries .kind and .reason."
 );
 create_exception!(
     nexar_native.quic,
     VerificationError,
     ConnectError,
-    "A certificate was not accepted. Carries .reason and .by."
+    "A certificate was not accepted. Carries .kind, .reason and .by."
 );
 create_exception!(
     nexar_native.quic,
@@ -60,6 +60,7 @@ create_exception!(
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
     Connect {
+        kind: &'static str,
         reason: String,
     },
     Verification {
@@ -89,6 +90,13 @@ impl Failure {
         Failure::Stream {
             kind: "closed",
             code: None,
+        }
+    }
+
+    pub fn connect(reason: impl ToString) -> Self {
+        Failure::Connect {
+            kind: "failed",
+            reason: reason.to_string(),
         }
     }
 
@@ -136,9 +144,11 @@ impl Failure {
                     by: "peer",
                 }
             }
-            other => Failure::Connect {
-                reason: other.to_string(),
+            ConnectionError::TimedOut => Failure::Connect {
+                kind: "timed_out",
+                reason: error.to_string(),
             },
+            other => Failure::connect(other),
         }
     }
 
@@ -150,9 +160,7 @@ impl Failure {
             DialError::InvalidRemoteAddress(address) => {
                 Failure::Value(format!("address: {address} cannot be dialed"))
             }
-            other => Failure::Connect {
-                reason: other.to_string(),
-            },
+            other => Failure::connect(other),
         }
     }
 
@@ -162,7 +170,9 @@ impl Failure {
             Failure::Verification { reason, by: "peer" } => {
                 format!("the peer refused our certificate: {reason}")
             }
-            Failure::Verification { reason, .. } | Failure::Connect { reason } => reason.clone(),
+            Failure::Verification { reason, .. } | Failure::Connect { reason, .. } => {
+                reason.clone()
+            }
             Failure::Lost { kind, reason, .. } => format!("{kind}: {reason}"),
             other => format!("{other:?}"),
         }
@@ -171,13 +181,17 @@ impl Failure {
     /// The Python exception. Needs the GIL. The caller does not hold the endpoint's lock.
     pub fn into_py(self, py: Python<'_>) -> PyErr {
         match self {
-            Failure::Connect { reason } => {
-                with_attributes::<ConnectError>(py, reason.clone(), |e| e.setattr("reason", reason))
+            Failure::Connect { kind, reason } => {
+                with_attributes::<ConnectError>(py, reason.clone(), |e| {
+                    e.setattr("kind", kind)?;
+                    e.setattr("reason", reason)
+                })
             }
             Failure::Verification { reason, by } => {
                 let whose = if by == "us" { "their" } else { "our" };
                 let text = format!("{whose} certificate was refused: {reason}");
                 with_attributes::<VerificationError>(py, text, |e| {
+                    e.setattr("kind", "verification")?;
                     e.setattr("reason", reason)?;
                     e.setattr("by", by)
                 })
@@ -204,11 +218,19 @@ impl Failure {
             }
             Failure::WouldBlock(text) => PyBlockingIOError::new_err(text),
             Failure::Value(text) => PyValueError::new_err(text),
-            Failure::Os(code) => {
-                PyOSError::new_err((code, std::io::Error::from_raw_os_error(code).to_string()))
-            }
+            Failure::Os(code) => os_error(std::io::Error::from_raw_os_error(code)),
         }
     }
+}
+
+/// An OSError with errno. PyO3's own conversion keeps the number in the text only.
+pub fn os_error(error: std::io::Error) -> PyErr {
+    let Some(code) = error.raw_os_error() else {
+        return error.into();
+    };
+    let text = error.to_string();
+    let brief = text.strip_suffix(&format!(" (os error {code})"));
+    PyOSError::new_err((code, brief.unwrap_or(&text).to_owned()))
 }
 
 fn lost_text(kind: &str, code: Option<u64>, reason: &str) -> String {

@@ -196,6 +196,7 @@ def test_nothing_listening_is_a_connect_error_at_the_handshake_timeout(
     with pytest.raises(quic.ConnectError, match="timed out") as caught:
         a.connect(address, "b")
     assert not isinstance(caught.value, quic.VerificationError)
+    assert caught.value.kind == "timed_out"
     with pytest.raises(quic.ConnectError, match="timed out"):
         result(a, a.post_connect(address, "b"))
 
@@ -227,6 +228,7 @@ def test_another_authority_of_the_same_name_is_a_failed_verification(
     with pytest.raises(quic.VerificationError) as caught:
         a.connect(b.address, "b", EVENT_TIMEOUT)
     assert caught.value.by == ("us" if dialer_knows else "peer")
+    assert caught.value.kind == "verification"
 
 
 def test_another_protocol_is_refused(make_endpoint: MakeEndpoint) -> None:
@@ -234,6 +236,7 @@ def test_another_protocol_is_refused(make_endpoint: MakeEndpoint) -> None:
     with pytest.raises(quic.ConnectError) as caught:
         make_endpoint("a").connect(b.address, "b", EVENT_TIMEOUT)
     assert not isinstance(caught.value, quic.VerificationError)
+    assert caught.value.kind == "failed"
 
 
 def test_an_endpoint_without_credentials_only_dials(make_endpoint: MakeEndpoint) -> None:

@@ -108,7 +108,7 @@ def _peer(connection: quic.Connection, node: int) -> Peer:
 QuicTarget: TypeAlias = tuple[str, int]
 Found: TypeAlias = tuple[quic.Connection, Peer]
 
-_TIMED_OUT: Final = "timed out"  # the endpoint's reason for a dial that exceeded its handshake timeout
+_TIMED_OUT: Final = "timed_out"  # the kind of a dial that exceeded its handshake timeout
 
 
 class QuicDialMethod:
@@ -163,7 +163,7 @@ class QuicDialMethod:
         except quic.VerificationError as error:
             raise TargetFailed(str(error), verification=True) from error
         except quic.ConnectError as error:
-            if error.reason == _TIMED_OUT:
+            if error.kind == _TIMED_OUT:
                 raise _HandshakeTimedOut from error
             raise TargetFailed(str(error)) from error
         except OSError as error:

@@ -9,8 +9,6 @@ ALL_RECEIVED  nothing. The sender has finished and has received everything that 
 
 from __future__ import annotations
 
-import os
-import re
 import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -61,7 +59,6 @@ def decode_preamble(buffer: bytes | bytearray) -> Preamble:
         raise PreambleError(f"a stream of unknown type {stream_type}") from error
 
 
-_NUMBER: Final = re.compile(r"\(os error (\d+)\)$")
 MAX_REASON_BYTES: Final = 512  # a reason must fit into one packet
 
 
@@ -90,15 +87,6 @@ _KINDS: Final = {
     "protocol": "misbehaved",
 }
 _CODES: Final = {"misbehaved": CloseCode.MISBEHAVED, "fault": CloseCode.FAULT}
-
-
-def with_errno(error: OSError) -> OSError:
-    """Return the error with the errno from its text."""
-    found = _NUMBER.search(str(error))
-    if error.errno is not None or found is None:
-        return error
-    number = int(found[1])
-    return OSError(number, os.strerror(number))
 
 
 def finished_error() -> CarrierLost:

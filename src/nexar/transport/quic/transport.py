@@ -30,7 +30,7 @@ from nexar.transport.quic.connect import (
     to_numeric,
 )
 from nexar.transport.quic.driver import CompletionDriver
-from nexar.transport.quic.protocol import CloseCode, with_errno
+from nexar.transport.quic.protocol import CloseCode
 from nexar.transport.unverified import certificate_advice
 
 _UNVERIFIED: Final = 256  # handshakes of unverified peers in progress, in addition to those of peers
@@ -94,10 +94,7 @@ class QuicTransport(Transport):
         """Raises OSError with errno if `bind` is not available."""
         native = (settings or QuicSettings()).to_native()
         shown, believed = to_native_credentials(credentials), to_native_trust(trust)
-        try:
-            self._endpoint = quic.Endpoint(to_numeric(bind), shown, believed, native)
-        except OSError as error:
-            raise with_errno(error) from error
+        self._endpoint = quic.Endpoint(to_numeric(bind), shown, believed, native)
         self._driver = CompletionDriver(self._endpoint)
         self._completions = self._driver.completions
         self._identity = (credentials, trust)  # replaced as a whole, by any thread

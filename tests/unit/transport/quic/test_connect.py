@@ -5,8 +5,10 @@ import time
 import pytest
 
 from nexar.errors import UsageError
+from nexar.native import quic
 from nexar.transport.base import ConnectRefused, Expected
-from nexar.transport.quic.connect import QuicDialMethod, resolve, to_numeric
+from nexar.transport.parallel_dial import TargetFailed
+from nexar.transport.quic.connect import QuicDialMethod, _HandshakeTimedOut, resolve, to_numeric
 from nexar.transport.quic.transport import QuicSettings, QuicTransport
 from tests.unit.transport.quic.scene import EVENT_TIMEOUT
 
@@ -87,3 +89,21 @@ def test_a_place_of_a_family_that_the_socket_does_not_speak_fails_alone(scene):
     assert carrier.peer.node == 2
     with pytest.raises(ConnectRefused):
         one.transport.connect("[::1]:9", Expected(2), time.monotonic() + EVENT_TIMEOUT)
+
+
+class FailedDial:
+    def __init__(self, kind: str, reason: str) -> None:
+        self.error = quic.ConnectError(reason)
+        self.error.kind, self.error.reason = kind, reason
+
+    def result(self) -> None:
+        raise self.error
+
+
+def test_the_kind_of_a_failed_dial_decides_whether_it_is_tried_again_and_not_its_reason(scene) -> None:
+    one = scene.node(1)
+    method = QuicDialMethod(one.transport._endpoint, one.transport._identity, Expected(2))
+    with pytest.raises(_HandshakeTimedOut):
+        method._result_of(FailedDial("timed_out", "whatever it says"))
+    with pytest.raises(TargetFailed, match="timed out"):
+        method._result_of(FailedDial("failed", "timed out"))

@@ -1,4 +1,4 @@
-"""Cancellation, timers, ordered execution of decisions, and background sending."""
+"""Cancellation, timers, and background sending."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from nexar.errors import NexarError
 from nexar.types import NodeId
@@ -119,33 +119,6 @@ class TimerThread:
                     return True
                 self._condition.wait(min(left, _LONGEST_SLEEP))
             return False
-
-
-Item = TypeVar("Item")
-
-
-class SerialQueue(Generic[Item]):
-    """Executes decisions in order, in any thread that finds no other executing. So no thread waits for another's I/O.
-    `do` may add items.
-    """
-
-    def __init__(self, do: Callable[[Item], None]) -> None:
-        self._do = do
-        self._waiting: deque[Item] = deque()
-        self._running = threading.Lock()  # held by the executing thread; never waited for
-
-    def add(self, items: Iterable[Item]) -> None:
-        """Call it under the lock that orders the decisions, then `run` without it."""
-        self._waiting.extend(items)
-
-    def run(self) -> None:
-        """Run the items unless another thread does. Raises what `do` raises; the rest waits for the next run."""
-        while self._waiting and self._running.acquire(blocking=False):
-            try:
-                while self._waiting:
-                    self._do(self._waiting.popleft())
-            finally:
-                self._running.release()
 
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol, assert_never, get_args
 
-from nexar.cluster.control_threads import BackgroundSender, SerialQueue, TimerThread
+from nexar.cluster.control_loop import SerialQueue
+from nexar.cluster.control_threads import BackgroundSender, TimerThread
 from nexar.cluster.decisions.membership_events import (
     MembershipAction,
     MembershipDecided,
@@ -118,10 +119,10 @@ class MembershipService:
             return
         now = time.monotonic()
         with self._lock:
-            self._queue.add(self._update_delay(now))
-            self._queue.add(self._machine.step(event, now))
+            self._queue.post(self._update_delay(now))
+            self._queue.post(self._machine.step(event, now))
             due = self._machine.due(now)
-        self._queue.run()
+        self._queue.drain()
         self._timer.wake_by(due)
 
     def _update_delay(self, now: float) -> list[MembershipAction]:

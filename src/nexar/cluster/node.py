@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 from nexar.cluster.addresses import Interface, candidate_addresses, dial_order, own_ip_addresses, own_networks
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.dialing import Dialer
@@ -54,6 +55,9 @@ class Node:
             spin=spin_of(config.spin_microsecs),
             on_end=self.cancel_token.cancel,
         )
+        self.control_loop: Final = ControlLoop()
+        """Timers and probes of this node. Users of the loop close their timers before the node closes it."""
+        self.progress.when_forked(self.control_loop.abandon)
         self.delay_meter: Final = DelayMeter(2 * config.heartbeat_timeout)
         """Extends deadlines of peers when this process gets too little CPU."""
         self.dialer: Final = Dialer(
@@ -205,6 +209,7 @@ class Node:
     def close(self) -> None:
         """The caller closes the links first. Idempotent."""
         self.cancel_token.cancel()
+        self.control_loop.close()  # its callbacks use the transports
         self.progress.close()
         self.dialer.close()
         self._transports.close()

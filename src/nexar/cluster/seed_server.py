@@ -18,7 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
-from nexar.cluster.control_threads import SerialQueue, TimerThread
+from nexar.cluster.control_loop import SerialQueue
+from nexar.cluster.control_threads import TimerThread
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_events import (
     AdmissionAction,
@@ -126,7 +127,7 @@ class SeedServer:
     def candidate_refused(self, address: str, reason: str) -> None:
         with self._lock:
             self._transport_refusals.add(describe_peer(None, None, address), reason)
-            self._queue.add([(None, SeedEvent("refused", address, reason=brief(reason)))])
+            self._queue.post([(None, SeedEvent("refused", address, reason=brief(reason)))])
         self._perform()
 
     # -- state -------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class SeedServer:
         now, cause = time.monotonic(), None if isinstance(event, AdmissionTick) else event.connection
         try:
             with self._lock:
-                self._queue.add([(cause, action) for action in self._admission.step(event, now)])
+                self._queue.post([(cause, action) for action in self._admission.step(event, now)])
                 due = self._admission.due(now)
         except Exception as fault:
             if cause is None or isinstance(event, ConnectionEnded):  # the end of a connection is its last event
@@ -175,7 +176,7 @@ class SeedServer:
 
     def _perform(self) -> None:
         try:
-            self._queue.run()
+            self._queue.drain()
         except BaseException as fault:
             self._status.failed(InternalError(f"the seed cannot go on: {fault!r}"))
             raise

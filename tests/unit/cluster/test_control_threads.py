@@ -1,7 +1,4 @@
-"""Messages to members without a link: how many threads carry them, and what becomes of those that cannot be sent.
-
-What was decided is done in order, one thing at a time, by whoever finds nobody doing it.
-"""
+"""Messages to members without a link: how many threads carry them, and what becomes of those that cannot be sent."""
 
 import threading
 import time
@@ -16,7 +13,6 @@ from nexar.cluster.control_threads import (
     BackgroundSender,
     CancelToken,
     DialCancelled,
-    SerialQueue,
     TimerThread,
 )
 from nexar.errors import PeerLost
@@ -168,60 +164,6 @@ def test_a_sender_thread_that_fails_or_cannot_start_does_not_block_the_next() ->
     with pytest.raises(ZeroDivisionError):
         tasks[1]()
     assert (sender._busy, sender._queued) == (0, {})
-
-
-def test_they_are_done_in_order_and_what_one_adds_comes_after_what_is_there() -> None:
-    done: list[str] = []
-
-    def do(item: str) -> None:
-        done.append(item)
-        if item == "first":
-            queue.add(["added"])
-            queue.run()  # somebody is at it: this one, which comes to it later
-
-    queue = SerialQueue(do)
-    queue.add(["first", "second"])
-    queue.run()
-    assert done == ["first", "second", "added"]
-
-
-def test_who_finds_another_thread_at_it_leaves_its_own_to_that_one() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    done: list[tuple[str, str]] = []
-
-    def do(item: str) -> None:
-        done.append((item, threading.current_thread().name))
-        begun.set()
-        assert go_on.wait(EVENT_TIMEOUT)
-
-    queue = SerialQueue(do)
-    queue.add(["slow"])
-    thread = threading.Thread(target=queue.run, name="the other")
-    thread.start()
-    assert begun.wait(EVENT_TIMEOUT)
-    queue.add(["mine"])
-    queue.run()
-    assert done == [("slow", "the other")]
-    go_on.set()
-    thread.join()
-    assert done == [("slow", "the other"), ("mine", "the other")]
-
-
-def test_one_that_raises_ends_the_run_and_the_rest_waits_for_the_next() -> None:
-    done: list[int] = []
-
-    def do(item: int) -> None:
-        if item == 1:
-            raise ValueError("not this one")
-        done.append(item)
-
-    queue = SerialQueue(do)
-    queue.add([0, 1, 2])
-    with pytest.raises(ValueError, match="not this one"):
-        queue.run()
-    assert done == [0]
-    queue.run()
-    assert done == [0, 2]
 
 
 def test_whoever_waits_is_woken_once_it_is_made() -> None:

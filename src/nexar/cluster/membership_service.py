@@ -12,8 +12,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol, assert_never, get_args
 
-from nexar.cluster.control_loop import SerialQueue
-from nexar.cluster.control_threads import BackgroundSender, TimerThread
+from nexar.cluster.control_loop import ControlLoop, SerialQueue
+from nexar.cluster.control_threads import BackgroundSender
 from nexar.cluster.decisions.membership_events import (
     MembershipAction,
     MembershipDecided,
@@ -70,6 +70,7 @@ class MembershipService:
         mesh: Mesh,
         membership: Membership,
         *,
+        control_loop: ControlLoop,
         listener: MembershipListener,
         probe: Callable[[NodeId], None],
         send_to_seed: Callable[[Message], bool],
@@ -100,7 +101,7 @@ class MembershipService:
         self._closed = False  # written by `close`
         self._membership = membership  # the newest performed one; written by the performing thread
         self._last_probes: dict[NodeId, float] = {}  # last probes of members without a link; any thread
-        self._timer = TimerThread(self._on_timer)
+        self._timer = control_loop.call_at(None, self._on_timer)
 
     @property
     def membership(self) -> Membership:

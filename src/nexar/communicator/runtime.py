@@ -122,6 +122,7 @@ class NodeRuntime:
             node,
             mesh,
             membership,
+            control_loop=node.control_loop,
             listener=self,
             probe=self._failure_monitor.probe,
             send_to_seed=self._relay_to_seed,

@@ -145,7 +145,7 @@ class NodeRuntime:
         self.revocations: Final = Revocations(node.id, self.successors, self._send_to)
         self.successors.listed = self.revocations.listed
         self.successors.absent = self.revocations.absent
-        self.agreements: Final = Agreements(node.id, node.progress, self.membership_service.send)
+        self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
         self.heartbeat: Heartbeat | None = None
         self._liveness: LivenessConnections | None = None
         mesh.control.connect_lost(self._failure_monitor.link_lost)

@@ -282,18 +282,22 @@ class ControlLoop:
         """Wait at most `longest` seconds for something to do, then do all that is due. What it causes waits for the
         next step.
         """
-        poller = self._open()
-        ready = poller.wait(self._begin_sleep(longest))
+        if longest > 0 or self._poller is not None:
+            self._poll(self._open(), longest)
         with self._lock:
-            self._sleeps_until = None
             count, newest = len(self._queue), self._timers.newest
-        for watch in ready:
-            if poller.is_watched(watch):
-                self._call(watch.callback)
         for _ in range(count):
             self._call(self._queue.popleft())
         while (timer := self._take(newest)) is not None:
             self._run_timer(timer)
+
+    def _poll(self, poller: _Poller, longest: float) -> None:
+        ready = poller.wait(self._begin_sleep(longest))
+        with self._lock:
+            self._sleeps_until = None
+        for watch in ready:
+            if poller.is_watched(watch):
+                self._call(watch.callback)
 
     def _run(self) -> None:
         while not self._closed:

@@ -166,7 +166,12 @@ class NodeRuntime:
         not end silently.
         """
         self.heartbeat = Heartbeat(
-            self.node, self.mesh.links, self.doing, self._failure_monitor.liveness_changed, meter=self.node.delay_meter
+            self.node,
+            self.mesh.links,
+            self.doing,
+            self._failure_monitor.liveness_changed,
+            control_loop=self.node.control_loop,
+            meter=self.node.delay_meter,
         )
         self._liveness = LivenessConnections(self.node, self.mesh.links, self._failure_monitor.liveness_ended)
         self.mesh.liveness_connections = self._liveness

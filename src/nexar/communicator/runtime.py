@@ -173,7 +173,9 @@ class NodeRuntime:
             control_loop=self.node.control_loop,
             meter=self.node.delay_meter,
         )
-        self._liveness = LivenessConnections(self.node, self.mesh.links, self._failure_monitor.liveness_ended)
+        self._liveness = LivenessConnections(
+            self.node, self.mesh.links, self._failure_monitor.liveness_ended, control_loop=self.node.control_loop
+        )
         self.mesh.liveness_connections = self._liveness
         self.mesh.control.connect(self._beat_received, Beat)
         self.heartbeat.adopt(membership)

@@ -1,7 +1,7 @@
 """Sends beats to the watchers of this node and checks the nodes it watches.
 
-The control loop sends without blocking, so a peer that does not read delays no other. A node is watched from its first link
-until it leaves the membership.
+The control loop sends without blocking, so a peer that does not read delays no other. A node is watched from its first
+link until it leaves the membership.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
-from nexar.cluster.control_loop import SerialQueue
-from nexar.cluster.control_threads import TimerThread
+from nexar.cluster.control_loop import ControlLoop, SerialQueue
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_events import (
     AdmissionAction,
@@ -67,6 +66,7 @@ class SeedServer:
         seed_log: SeedLog,
         board: StatusBoardService,
         *,
+        control_loop: ControlLoop,
         keep: Callable[[Membership], None],
         keep_vote: Callable[[Vote], None],
         discard: Callable[[], None] = lambda: None,
@@ -96,8 +96,8 @@ class SeedServer:
         self._unauthenticated: OrderedDict[int, None] = OrderedDict()  # those that were never admitted
         self._closed = False
         self._meter = meter
-        self._measure_at: float | None = None  # written by the timer thread once it runs
-        self._timer = TimerThread(self._on_timer)
+        self._measure_at: float | None = None  # written by the control loop once it runs
+        self._timer = control_loop.call_at(None, self._on_timer)
         now = time.monotonic()
         if meter is not None and admission.forms:
             self._measure_at = now + _MEASURE_INTERVAL

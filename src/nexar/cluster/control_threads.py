@@ -1,4 +1,4 @@
-"""Cancellation, timers, and background sending."""
+"""Cancellation, and sending in the background."""
 
 from __future__ import annotations
 
@@ -64,61 +64,6 @@ class CancelToken:
         """Raises DialCancelled when cancelled."""
         if self._cancelled.wait(seconds):
             raise DialCancelled
-
-
-_LONGEST_SLEEP: Final = 3600.0
-
-
-class TimerThread:
-    """Calls `callback(now)` at requested times in its own thread; it returns its next time or None. Close it."""
-
-    def __init__(self, callback: Callable[[float], float | None]) -> None:
-        """The thread starts with the first `wake_by`."""
-        self._callback = callback
-        self._condition = threading.Condition()
-        self._due: float | None = None  # guarded by the condition
-        self._closed = False  # guarded by the condition
-        self._thread: threading.Thread | None = None  # guarded by the condition
-
-    def wake_by(self, due: float | None) -> None:
-        """Call `callback` at this time (time.monotonic) or earlier. Any thread."""
-        if due is None:
-            return
-        with self._condition:
-            if self._due is None or due < self._due:
-                self._due = due
-                self._start()
-                self._condition.notify()
-
-    def close(self) -> None:
-        """Joins the thread. Idempotent."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-
-    def _start(self) -> None:
-        """Under the condition."""
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="nexar-timer", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        while self._wait():
-            self.wake_by(self._callback(time.monotonic()))
-
-    def _wait(self) -> bool:
-        """False when closed."""
-        with self._condition:
-            while not self._closed:
-                left = _LONGEST_SLEEP if self._due is None else self._due - time.monotonic()
-                if left <= 0:
-                    self._due = None  # a time set from now on causes another call
-                    return True
-                self._condition.wait(min(left, _LONGEST_SLEEP))
-            return False
 
 
 _log = logging.getLogger(__name__)

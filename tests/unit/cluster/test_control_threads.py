@@ -1,7 +1,6 @@
 """Messages to members without a link: how many threads carry them, and what becomes of those that cannot be sent."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -13,55 +12,11 @@ from nexar.cluster.control_threads import (
     BackgroundSender,
     CancelToken,
     DialCancelled,
-    TimerThread,
 )
 from nexar.errors import PeerLost
 from nexar.wire.control import Message, Ping
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import eventually
-
-WAIT_LIMIT = 60.0
-
-
-def test_it_rings_when_a_time_has_come_and_not_before() -> None:
-    rung: list[float] = []
-    done = threading.Event()
-
-    def ring(now: float) -> None:
-        rung.append(now)
-        done.set()
-
-    timer = TimerThread(ring)
-    due = time.monotonic() + 0.02
-    timer.wake_by(due)
-    assert done.wait(WAIT_LIMIT)
-    timer.close()
-    assert rung[0] >= due
-
-
-def test_an_earlier_time_goes_before_and_a_later_one_changes_nothing() -> None:
-    done = threading.Event()
-    timer = TimerThread(lambda _: done.set())
-    timer.wake_by(time.monotonic() + 1000)
-    timer.wake_by(time.monotonic())
-    timer.wake_by(time.monotonic() + 2000)
-    timer.wake_by(None)
-    assert done.wait(WAIT_LIMIT)
-    timer.close()
-
-
-def test_what_ring_returns_is_the_next_time() -> None:
-    enough = threading.Semaphore(0)
-
-    def ring(now: float) -> float:
-        enough.release()
-        return now
-
-    timer = TimerThread(ring)
-    timer.wake_by(time.monotonic())
-    assert all(enough.acquire(timeout=WAIT_LIMIT) for _ in range(3))
-    timer.close()
-    timer.close()
 
 
 class Scene:

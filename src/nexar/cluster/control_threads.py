@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nexar.errors import NexarError
@@ -68,7 +69,6 @@ class CancelToken:
 
 _log = logging.getLogger(__name__)
 
-MAX_SENDER_THREADS: Final = 16
 MAX_QUEUED_MESSAGES: Final = 64  # per member; the newest are kept, and senders that need an answer ask again
 _DIAL_TIMEOUT: Final = 1.0  # seconds
 
@@ -76,7 +76,7 @@ _DIAL_TIMEOUT: Final = 1.0  # seconds
 class BackgroundSender:
     """Sends messages to members that must be dialed first. Any thread.
 
-    A member has at most one sending thread, the node MAX_SENDER_THREADS. They end with the node's dials.
+    A member has at most one task, which sends its messages in order.
     """
 
     def __init__(
@@ -86,38 +86,25 @@ class BackgroundSender:
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`run_in_thread` runs a task that blocks; it may drop it when the node closes."""
         self._own_delay = own_delay
         self._links = links
         self._run_in_thread = run_in_thread
-        self._lock = threading.Lock()  # guards everything below
-        self._queued: dict[NodeId, deque[Message]] = {}  # of each member that has, or waits for, a thread
-        self._waiting: deque[NodeId] = deque()  # for a thread
-        self._busy = 0  # threads
+        self._lock = threading.Lock()
+        self._queued: dict[NodeId, deque[Message]] = {}  # of each member that has a task; guarded by the lock
 
     def send(self, node: NodeId, message: Message) -> None:
-        """May lose the message. Never blocks."""
+        """May lose the message. Never blocks. Raises what `run_in_thread` raises."""
         with self._lock:
             messages = self._queued.get(node)
             if messages is not None:
                 messages.append(message)
                 return
             self._queued[node] = deque([message], maxlen=MAX_QUEUED_MESSAGES)
-            self._waiting.append(node)
-            if self._busy == MAX_SENDER_THREADS:
-                return
-            self._busy += 1
         try:
-            self._run_in_thread(self._run)
+            self._run_in_thread(partial(self._send_queued, node))
         except BaseException:  # no thread could be started
-            self._fail()
-            raise
-
-    def _run(self) -> None:
-        try:
-            while (node := self._next()) is not None:
-                self._send_queued(node)
-        except BaseException:
-            self._fail()
+            self._forget(node)
             raise
 
     def _send_queued(self, node: NodeId) -> None:
@@ -126,26 +113,14 @@ class BackgroundSender:
             while (message := self._take(node)) is not None:
                 link.send_control(message)
         except BaseException as error:
-            with self._lock:
-                del self._queued[node]
+            self._forget(node)
             if not isinstance(error, NexarError):
                 raise
             _log.debug("message to node %x lost: %s", node, error)
 
-    def _fail(self) -> None:
-        """Queued messages are lost if no thread is left."""
+    def _forget(self, node: NodeId) -> None:
         with self._lock:
-            self._busy -= 1
-            while not self._busy and self._waiting:
-                self._queued.pop(self._waiting.popleft(), None)
-
-    def _next(self) -> NodeId | None:
-        """None ends this thread."""
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._busy -= 1
-            return None
+            self._queued.pop(node, None)
 
     def _take(self, node: NodeId) -> Message | None:
         with self._lock:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Final, Protocol, assert_never, get_args
 
@@ -31,6 +32,7 @@ from nexar.cluster.decisions.membership_machine import MembershipMachine
 from nexar.cluster.membership import Change, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.cluster.task_pool import Priority
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.types import NodeId
@@ -96,7 +98,9 @@ class MembershipService:
             random=Random(node.id),
         )
         self._queue = SerialQueue(self._do)  # filled under the lock
-        self._sender = BackgroundSender(mesh, node.dialer.run_in_thread, own_delay=own_delay)
+        self._sender = BackgroundSender(
+            mesh, partial(node.dialer.run_in_thread, priority=Priority.CONTROL), own_delay=own_delay
+        )
         self._reported_delay = 0.0  # last value reported to the machine; guarded by the lock
         self._closed = False  # written by `close`
         self._membership = membership  # the newest performed one; written by the performing thread

@@ -14,6 +14,7 @@ from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.host import host_id, read_interfaces
 from nexar.cluster.membership import Member
+from nexar.cluster.task_pool import TaskPool
 from nexar.cluster.transports import Transports, open_transports
 from nexar.config import Config
 from nexar.links.carrier_selection import bulk_channel_scheme
@@ -28,6 +29,8 @@ from nexar.types import MAX_NODE, NodeId
 
 if TYPE_CHECKING:
     from nexar.transport.memory import MemoryNetwork
+
+_BACKGROUND_THREADS: Final = 4
 
 
 def _sidecar(config: Config) -> str | None:
@@ -65,6 +68,8 @@ class Node:
             self.cancel_token,
             own_delay=lambda: self.delay_meter.seconds,
         )
+        self.background: Final = TaskPool("nexar-background", _BACKGROUND_THREADS)
+        """For tasks that may take minutes, so that they take no thread from dials."""
 
     def _open(self, network: MemoryNetwork | None) -> Transports:
         if network is None:
@@ -212,6 +217,7 @@ class Node:
         self.control_loop.close()  # its callbacks use the transports
         self.progress.close()
         self.dialer.close()
+        self.background.close()
         self._transports.close()
 
     def __enter__(self) -> Self:

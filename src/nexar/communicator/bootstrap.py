@@ -251,8 +251,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
 
     def drop_part(generation: Generation) -> None:
         """The garbage collector calls this under any lock, and closing may block."""
-        run_in_thread = runtime.node.dialer.run_in_thread
-        runtime.node.progress.run_soon(partial(run_in_thread, partial(close_part, generation)))
+        runtime.node.progress.run_soon(partial(runtime.node.background.submit, partial(close_part, generation)))
 
     def wrap(generation: Generation) -> Communicator:
         if generation.communicator == WORLD:

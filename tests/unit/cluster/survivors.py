@@ -46,7 +46,7 @@ class Survivor:
 
     # -- node and mesh
 
-    def run_in_thread(self, task: Any) -> None:
+    def run_in_thread(self, task: Any, priority: Any = None) -> None:
         task()
 
     def find(self, node: int) -> "Way | None":

@@ -229,8 +229,13 @@ class JoinRefused(NexarError, ConnectionError):
     address: str | None = None
     expelled: int = 0
     """The epoch in which the others expelled this node; 0: that is not the reason."""
-    nobody_left: bool = False
-    """Every member has left or died, so none can admit this node."""
+    code: str = ""
+    """For programs: `full`, `incompatible`, `nobody_left`, `not_elastic`, `wrong_secret`; empty for other reasons."""
+
+    @property
+    def nobody_left(self) -> bool:
+        """Every member has left or died, so none can admit this node."""
+        return self.code == "nobody_left"
 
     def _message(self) -> str:
         return with_heading(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)

@@ -131,9 +131,13 @@ def test_a_seed_that_may_grow_says_when_there_is_no_room(dialer: JoinDialer) -> 
         one, other = dialer.dial(seed, 9), dialer.dial(seed, 10)
         one.join()
         other.apply()
-        assert "no more than 3 are allowed" in other.receive(JoinRefusedMessage).reason
+        refused = other.receive(JoinRefusedMessage)
+        assert "no more than 3 are allowed" in refused.reason
+        assert (refused.code, refused.nobody_left) == ("full", False)
         for member in (first, second):
             member.send(Leave("done"))
         one.receive(Current)
-        assert "every member has left" in one.receive(JoinRefusedMessage).reason
+        refused = one.receive(JoinRefusedMessage)
+        assert "every member has left" in refused.reason
+        assert (refused.code, refused.nobody_left) == ("nobody_left", True)  # both: older nodes know no codes
         assert seed.wait_empty(20)

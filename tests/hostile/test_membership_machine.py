@@ -16,6 +16,7 @@ from nexar.cluster.decisions.membership_events import (
     ResignRequested,
     SendMessage,
 )
+from tests.losses import silent
 from tests.unit.cluster.decisions.voters import SEED_NODE, Parliament
 
 mishaps = st.lists(
@@ -81,7 +82,7 @@ class Storm(Parliament):
     def _imagine(self, what: str, first: int, second: int, chance: int) -> None:
         """Nothing is broken; a node gets an event."""
         if what == "doubt":
-            self.feed(first, PeerLossFound(second, "a false alarm"))
+            self.feed(first, PeerLossFound(second, silent("a false alarm")))
             self.feed(first, PeerReachable(second), chance / 100)
         elif what == "sever":
             self.feed(first, PeerReachable(second, severed=True))
@@ -96,9 +97,9 @@ class Storm(Parliament):
         if one == other:
             return
         self.cut.add(frozenset((one, other)))
-        self.feed(one, PeerLossFound(other, "silence"))
+        self.feed(one, PeerLossFound(other, silent()))
         if other != SEED_NODE:
-            self.feed(other, PeerLossFound(one, "silence"))
+            self.feed(other, PeerLossFound(one, silent()))
 
     def _heal(self) -> None:
         for one, other in (tuple(pair) for pair in list(self.cut)):
@@ -116,7 +117,7 @@ class Storm(Parliament):
             for other in (*self.living(), SEED_NODE):
                 self.feed(node, PeerReachable(other))
             for dead in self.dead:
-                self.feed(node, PeerLossFound(dead, "it was killed"))
+                self.feed(node, PeerLossFound(dead, silent("it was killed")))
         for _ in range(25):
             for node in self.living():
                 self.feed(node, RecoverNow())

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import nexar
-from nexar.cluster.decisions.formed_cluster import SEED_CONNECTION_BROKE
+from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.membership import Change, Membership, encode_membership
 
 SELDOM = 0.02
@@ -148,7 +148,8 @@ class Life:
         """This rank gets no CPU from now on, and this node is informed that its connection to the seed broke."""
         node = next(node for node, first in self._first.items() if first == rank)
         os.kill(pid, signal.SIGSTOP)
-        self.comm._runtime.seed_reported_death(node, self.comm.epoch, SEED_CONNECTION_BROKE)
+        report = Loss(LossKind.SEED_CONNECTION_BROKEN, "its connection to the seed broke")
+        self.comm._runtime.seed_reported_death(node, self.comm.epoch, report)
 
     def do_hold(self, seconds: int) -> None:
         """Do nothing, and let no other thread of Python do anything."""

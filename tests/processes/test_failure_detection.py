@@ -107,7 +107,7 @@ def test_a_process_that_is_killed_is_known_to_have_ended_within_milliseconds(
     assert node == other.member.node
     assert hint.startswith("its connection ended: ")
     assert failure is not None
-    assert failure.cause.startswith("its process has ended (connection refused at ")
+    assert failure.text.startswith("its process has ended (connection refused at ")
     measured(record_property, noticed_ms=(noticed - begin) * 1e3, certain_ms=(certain - begin) * 1e3)
     assert certain - begin < 2.0
 

@@ -145,7 +145,7 @@ def test_who_came_too_late_to_be_let_in_is_lost_and_no_failure(tmp_path):
     text += "if life == 0: os.kill(os.getpid(), 9)\nPath('done').touch()\n"
     text += "while not Path('other').exists() or Path('/proc', Path('other').read_text()).exists(): time.sleep(0.01)\n"
     text += "from nexar.launch.exit_report import report_at_exit\nreport_at_exit()\nfrom nexar import JoinRefused\n"
-    text += "raise JoinRefused(reason='nobody is left', nobody_left=True)"
+    text += "raise JoinRefused(reason='full', code='nobody_left')"
     ran = again(tmp_path, text, TEST_FORMED="1")
     assert ran.process.returncode == 0, ran.stderr
     assert "nexar: warning: rank 1 restart 1 came too late" in ran.stderr

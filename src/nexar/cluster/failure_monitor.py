@@ -17,8 +17,14 @@ from typing import Final, Literal, TypeAlias
 
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
-from nexar.cluster.decisions.formed_cluster import SEED_CONNECTION_BROKE
-from nexar.cluster.decisions.membership_events import MembershipInput, PeerLossFound, PeerReachable, ProbeFinished
+from nexar.cluster.decisions.membership_events import (
+    Loss,
+    LossKind,
+    MembershipInput,
+    PeerLossFound,
+    PeerReachable,
+    ProbeFinished,
+)
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
@@ -28,13 +34,13 @@ from nexar.errors import NexarError, PeerError
 from nexar.links.carrier_selection import is_relayed
 from nexar.links.link import Link
 from nexar.types import NodeId, format_node, format_seconds
-from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye, Message
+from nexar.wire.control import Goodbye, Message
 
 _log = logging.getLogger(__name__)
 
 NoticedState: TypeAlias = Literal["lost", "stuck", "left", "back"]
 LEFT: Final = "it left"
-_RAISED: Final = "it raised an exception and left:\n"
+_RAISED: Final = "it raised an exception and left"
 _LONGEST_DIAL: Final = 5.0
 MAX_PROBES: Final = 8  # threads; further probes wait for one
 
@@ -74,21 +80,22 @@ class FailureMonitor:
         self._lock = threading.Lock()
         self._probing_hints: set[NodeId] = set()  # being probed after a hint; guarded by the lock
         self._lost: set[NodeId] = set()  # lost and not found again; guarded by the lock
-        self._goodbyes: dict[NodeId, Goodbye] = {}  # from members about to end their link; guarded by the lock
+        self._goodbyes: dict[NodeId, Loss] = {}  # of members about to end their link; guarded by the lock
         self._probing_requests: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
         self._waiting: deque[Callable[[], None]] = deque()  # tasks waiting for a thread; guarded by the lock
         self._busy = 0  # threads; guarded by the lock
-        self._death_reports: dict[NodeId, str] = {}  # causes of death from launchers and the seed; guarded by the lock
+        self._death_reports: dict[NodeId, Loss] = {}  # from launchers and the seed; guarded by the lock
 
     # -- hints -----------------------------------------------------------------------------------------------
 
     def goodbye_received(self, link: Link, message: Message) -> None:
         """After an exception the member is lost at once; otherwise it reads until its link ends."""
         assert isinstance(message, Goodbye)
+        loss = _announced_loss(message)
         with self._lock:
-            self._goodbyes[link.peer] = message
-        if message.traceback is not None:
-            self._report_left(link.peer, message)
+            self._goodbyes[link.peer] = loss
+        if loss.is_conclusive:
+            self._lose(link.peer, loss)
 
     def link_lost(self, link: Link, error: NexarError) -> None:
         with self._lock:
@@ -99,7 +106,7 @@ class FailureMonitor:
         if goodbye is not None:
             self._report_left(link.peer, goodbye)
         else:
-            self._investigate(link.peer, _cause(error))
+            self._investigate(link.peer, Loss(LossKind.LINK_BROKEN, _cause(error)))
 
     def has_left(self, node: NodeId) -> bool:
         with self._lock:
@@ -111,21 +118,23 @@ class FailureMonitor:
 
     def cut_off(self, node: NodeId, cause: str) -> None:
         """No relay route is left. Never blocks."""
-        self._investigate(node, cause)
+        self._investigate(node, Loss(LossKind.LINK_BROKEN, cause))
 
     def liveness_ended(self, node: NodeId, cause: str) -> None:
-        self._investigate(node, cause)
+        self._investigate(node, Loss(LossKind.LINK_BROKEN, cause))
 
-    def report_dead(self, node: NodeId, cause: str) -> None:
-        if not cause.startswith(SEED_CONNECTION_BROKE):
-            with self._lock:
-                self._death_reports[node] = cause
-        self._investigate(node, cause)
+    def report_dead(self, node: NodeId, report: Loss) -> None:
+        """If a probe confirms it, the report is the cause if it outranks what the probe found."""
+        with self._lock:
+            known = self._death_reports.get(node)
+            if known is None or not known.outranks(report):
+                self._death_reports[node] = report
+        self._investigate(node, report)
 
     def liveness_changed(self, report: LivenessReport) -> None:
         """Silence is a loss even if the link looks healthy; a stuck member is only noticed."""
         if report.is_loss:
-            self._lose(report.node, report.cause)
+            self._lose(report.node, Loss(LossKind.NO_ANSWER, report.cause))
         elif report.state == "stuck":
             self._notify_users(report.node, "stuck", report.cause)
         else:
@@ -137,9 +146,9 @@ class FailureMonitor:
         with self._lock:
             gone = node in self._goodbyes
         if gone:
-            self._lose(node, LEFT)
+            self._lose(node, Loss(LossKind.LEFT, LEFT))
         else:
-            self._investigate(node, cause)
+            self._investigate(node, Loss(LossKind.LINK_BROKEN, cause))
 
     def probe_joiner(self, joiner: Member) -> None:
         """The seed lost a joiner: a node that sends it state must not wait for QUIC's timeout. Never blocks."""
@@ -161,7 +170,7 @@ class FailureMonitor:
     def _end_if_gone(self, member: Member, link: Link, timeout: float) -> None:
         failure = probe_peer(self._node, member, link, self._pings, time.monotonic() + timeout + self._own_delay())
         if failure is not None:
-            link.lose(failure.cause)
+            link.lose(failure.text)
 
     def adopt(self, membership: Membership) -> None:
         with self._lock:
@@ -183,11 +192,11 @@ class FailureMonitor:
     def _answer(self, node: NodeId) -> None:
         # The mark goes before the report, so that a later request gets a new probe.
         try:
-            cause = self._cause_of(node, self._probe_with_relays)
+            loss = self._loss_of(node, self._probe_with_relays)
         finally:
             with self._lock:
                 self._probing_requests.discard(node)
-        self._report_event(ProbeFinished(node, cause))
+        self._report_event(ProbeFinished(node, loss))
 
     def close(self) -> None:
         """Idempotent."""
@@ -225,7 +234,7 @@ class FailureMonitor:
             self._busy -= 1
             return None
 
-    def _investigate(self, node: NodeId, hint: str) -> None:
+    def _investigate(self, node: NodeId, hint: Loss) -> None:
         # Hints about this node itself are ignored.
         if self._closed or node == self._node.id or self._mesh.directory.find(node) is None:
             return
@@ -235,15 +244,15 @@ class FailureMonitor:
             self._probing_hints.add(node)
         self._run_in_thread(lambda: self._run_probe(node, hint))
 
-    def _run_probe(self, node: NodeId, hint: str) -> None:
+    def _run_probe(self, node: NodeId, hint: Loss) -> None:
         # The mark stays until the report, so that a thread that waits for it finds the result.
         try:
-            self._conclude(node, hint, self._cause_of(node, self._probe_or_redial))
+            self._conclude(node, hint, self._loss_of(node, self._probe_or_redial))
         finally:
             with self._lock:
                 self._probing_hints.discard(node)
 
-    def _cause_of(self, node: NodeId, probe: Callable[[NodeId], str | None]) -> str | None:
+    def _loss_of(self, node: NodeId, probe: Callable[[NodeId], Loss | None]) -> Loss | None:
         """An exception of `probe` is logged and counts as unreachable: others must agree to a removal."""
         try:
             return probe(node)
@@ -252,19 +261,23 @@ class FailureMonitor:
         except Exception as fault:
             if self._closed:
                 raise
-            cause = f"it cannot be probed: {type(fault).__name__}: {fault}"
-            _log.exception("node %s: %s", format_node(node), cause)
-            return cause
+            text = f"it cannot be probed: {type(fault).__name__}: {fault}"
+            _log.exception("node %s: %s", format_node(node), text)
+            return Loss(LossKind.NO_ANSWER, text)
 
-    def _conclude(self, node: NodeId, hint: str, cause: str | None) -> None:
+    def _conclude(self, node: NodeId, hint: Loss, found: Loss | None) -> None:
+        if found is None:
+            return
         with self._lock:
-            goodbye = self._goodbyes.get(node)
-        if cause is not None and goodbye is not None:
+            goodbye, report = self._goodbyes.get(node), self._death_reports.get(node)
+        if goodbye is not None:
             self._report_left(node, goodbye)  # it left as it said, whatever the hint was
-        elif cause is not None:
-            self._lose(node, self._death_reports.get(node) or (f"{hint}; {cause}" if hint != cause else cause))
+        elif report is not None and report.outranks(found):
+            self._lose(node, report)
+        else:
+            self._lose(node, found.after(hint))
 
-    def _probe_with_relays(self, node: NodeId) -> str | None:
+    def _probe_with_relays(self, node: NodeId) -> Loss | None:
         """Like `_probe_or_redial`, but a lost member also over relays: perhaps only this connection is broken."""
         with self._lock:
             lost = node in self._lost
@@ -285,18 +298,18 @@ class FailureMonitor:
         deadline = time.monotonic() + self._timeout + self._own_delay()
         failure = probe_peer(self._node, member, link, self._pings, deadline, packets=False)
         if failure is not None:
-            link.lose(f"it does not answer over other nodes: {failure.cause}")
+            link.lose(f"it does not answer over other nodes: {failure.text}")
         return failure is None
 
-    def _probe_or_redial(self, node: NodeId) -> str | None:
+    def _probe_or_redial(self, node: NodeId) -> Loss | None:
         """Why the member is unreachable; None if it is reachable, on its link or a new one. Blocks."""
         member = self._mesh.directory.find(node)
         if member is None:
-            return "it is no longer a member"
+            return Loss(LossKind.NO_ANSWER, "it is no longer a member")
         link, liveness = self._mesh.links().get(node), self._liveness_of(node)
         delay = self._own_delay()
         if liveness is not None and liveness.beat_age >= self._hung_timeout + delay:
-            return f"alive but stuck: no beat for {format_seconds(liveness.beat_age)}"
+            return Loss(LossKind.NO_ANSWER, f"alive but stuck: no beat for {format_seconds(liveness.beat_age)}")
         deadline = time.monotonic() + self._timeout + delay
         failure = probe_peer(
             self._node,
@@ -308,9 +321,9 @@ class FailureMonitor:
             patience=self._patience(liveness),
         )
         if failure is not None:
-            if not failure.process_ended and link is not None and is_relayed(link.schemes):
+            if not failure.is_conclusive and link is not None and is_relayed(link.schemes):
                 return self._dial(node, severed=False)  # perhaps only the relay does not answer
-            return failure.cause
+            return failure
         if link is not None and link.failure is None:
             return None
         return self._dial(node, severed=link is not None)
@@ -320,13 +333,13 @@ class FailureMonitor:
         silence = 0.0 if liveness is None else liveness.age
         return max(0.0, self._node.config.heartbeat_timeout - self._timeout - silence)
 
-    def _dial(self, node: NodeId, *, severed: bool) -> str | None:
+    def _dial(self, node: NodeId, *, severed: bool) -> Loss | None:
         dial = self._mesh.relink if severed else self._mesh.dial
         try:
             longest = min(_LONGEST_DIAL, self._node.config.heartbeat_timeout) + self._own_delay()
             dial(node, time.monotonic() + longest)
         except NexarError as error:
-            return _cause(error)
+            return Loss(LossKind.NO_ANSWER, _cause(error))
         if severed:
             self._report_reachable(node, severed=True)
             self._notify_users(node, "back", "its link was lost and replaced")
@@ -337,15 +350,14 @@ class FailureMonitor:
             self._lost.discard(node)
         self._report_event(PeerReachable(node, severed))
 
-    def _report_left(self, node: NodeId, goodbye: Goodbye) -> None:
-        if goodbye.traceback is None:
-            self._notify_users(node, "left", goodbye.reason or LEFT)
-            self._report_event(PeerLossFound(node, goodbye.reason or LEFT, willing=True))
+    def _report_left(self, node: NodeId, goodbye: Loss) -> None:
+        if goodbye.kind is LossKind.LEFT:
+            self._notify_users(node, "left", goodbye.cause)
+            self._report_event(PeerLossFound(node, goodbye, willing=True))
         else:
-            room = MAX_CAUSE_CHARACTERS - len(_RAISED)
-            self._lose(node, _RAISED + goodbye.traceback[-room:])  # the last lines say most
+            self._lose(node, goodbye)
 
-    def _lose(self, node: NodeId, cause: str) -> None:
+    def _lose(self, node: NodeId, loss: Loss) -> None:
         # QUIC would take long to time out, so the link ends now. Users are notified once per loss, and never of removed
         # members.
         if self._mesh.directory.find(node) is None:
@@ -354,11 +366,17 @@ class FailureMonitor:
             is_first_report = node not in self._lost
             self._lost.add(node)
         if is_first_report:
-            self._notify_users(node, "lost", cause)
-        self._report_event(PeerLossFound(node, cause[:MAX_CAUSE_CHARACTERS]))
+            self._notify_users(node, "lost", loss.cause)
+        self._report_event(PeerLossFound(node, loss))
         link = self._mesh.links().get(node)
         if link is not None:
-            link.lose(cause)
+            link.lose(loss.cause)
+
+
+def _announced_loss(goodbye: Goodbye) -> Loss:
+    if goodbye.traceback is None:
+        return Loss(LossKind.LEFT, goodbye.reason or LEFT)
+    return Loss(LossKind.RAISED, _RAISED, goodbye.traceback)
 
 
 def _cause(error: NexarError) -> str:

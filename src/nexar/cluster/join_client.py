@@ -83,13 +83,13 @@ class NotTheSeed(ConnectionError):
 
 
 class RefusedBySeed(ConnectionError):
-    """`expelled`: the epoch that removed this node, 0 if none. `nobody_left`: every member has left or died."""
+    """`expelled`: the epoch that removed this node, 0 if none."""
 
-    def __init__(self, reason: str, expelled: int = 0, *, nobody_left: bool = False) -> None:
+    def __init__(self, reason: str, expelled: int = 0, code: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.expelled = expelled
-        self.nobody_left = nobody_left
+        self.code = code
 
 
 class JoinConnection:
@@ -132,7 +132,7 @@ class JoinConnection:
             self._received.put(received)  # later calls raise it too
             raise received
         if isinstance(received, JoinRefusedMessage):
-            raise RefusedBySeed(received.reason, received.expelled, nobody_left=received.nobody_left)
+            raise RefusedBySeed(received.reason, received.expelled, _code(received))
         return received
 
     def expect(self, kind: type[_Expected], deadline: float) -> _Expected:
@@ -379,7 +379,7 @@ class JoinClient:
             return connect()
         except RefusedBySeed as refused:
             address = ", ".join(self._invitation.addresses)
-            raise _join_refused(refused, address) from refused
+            raise join_refused(refused, address) from refused
         except NotTheSeed as impostor:
             raise self._not_the_seed(impostor, impostor.address) from impostor
         except ConnectRefused as failed:
@@ -500,7 +500,7 @@ class JoinClient:
                 notices.advance(time.monotonic())
                 continue
             except RefusedBySeed as refused:
-                raise _join_refused(refused, connection.address) from refused
+                raise join_refused(refused, connection.address) from refused
             if not isinstance(message, FormationProgress):
                 return message
             if self._tell is not None and message.reports:
@@ -537,10 +537,14 @@ def formation_error(failed: FormationFailed) -> FormationTimeout:
     )
 
 
-def _join_refused(refused: RefusedBySeed, address: str) -> JoinRefused:
-    return JoinRefused(
-        reason=refused.reason, address=address, expelled=refused.expelled, nobody_left=refused.nobody_left
-    )
+def join_refused(refused: RefusedBySeed, address: str) -> JoinRefused:
+    """The error for users."""
+    return JoinRefused(reason=refused.reason, address=address, expelled=refused.expelled, code=refused.code)
+
+
+def _code(message: JoinRefusedMessage) -> str:
+    # An older seed sends no code.
+    return message.code or ("nobody_left" if message.nobody_left else "")
 
 
 def _missing(progress: FormationProgress) -> str:

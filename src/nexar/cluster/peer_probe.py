@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from nexar.cluster.decisions.failure_detector import IF_SLOW
+from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
 from nexar.errors import NexarError
@@ -170,14 +170,6 @@ _COUNT_INTERVAL: Final = 0.05  # seconds between two packet counts, and between 
 _MIN_OPEN_SECONDS: Final = 0.02  # seconds that a connection must last; shorter ones come from a process that is ending
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeFailure:
-    """Why a member is unreachable."""
-
-    cause: str  # text for people
-    process_ended: bool = False  # final: all its addresses refuse connections
-
-
 def probe_peer(
     node: Node,
     member: Member,
@@ -187,7 +179,7 @@ def probe_peer(
     *,
     packets: bool = True,
     patience: float = 0.0,
-) -> ProbeFailure | None:
+) -> Loss | None:
     """Returns why the member is unreachable, None if it is reachable. Blocks; not in the driver.
 
     Returns by the deadline (time.monotonic), `patience` later for a process that exists, at once when the node closes.
@@ -254,14 +246,14 @@ class _PeerProbe:
 
     # -- the probing thread --------------------------------------------------------------------------------
 
-    def run(self, deadline: float, patience: float) -> ProbeFailure | None:
+    def run(self, deadline: float, patience: float) -> Loss | None:
         self._ask()
         while not self._lives():
             failure = self._certain_failure()
             now = time.monotonic()
             left = deadline + (patience if self._exists else 0.0) - now
             if failure is not None or left <= 0:
-                return failure or ProbeFailure(self._describe_silence(now))
+                return failure or Loss(LossKind.NO_ANSWER, self._describe_silence(now))
             self._wait(min(left, _MIN_OPEN_SECONDS if self._link is None else _COUNT_INTERVAL))
         return None
 
@@ -301,16 +293,16 @@ class _PeerProbe:
         self._packets_came = self._packets_came or came
         return came and self._packets
 
-    def _certain_failure(self) -> ProbeFailure | None:
+    def _certain_failure(self) -> Loss | None:
         if not self._tcp_probes or not all(probe.failed for probe in self._tcp_probes):
             return None
         where = ", ".join(self._addresses)
         if all(probe.refused for probe in self._tcp_probes):
-            return ProbeFailure(f"its process has ended (connection refused at {where})", process_ended=True)
+            return Loss(LossKind.ENDED, f"its process has ended (connection refused at {where})")
         if self._link is not None:
             return None
         reasons = "; ".join(f"{probe.address}: {probe.failed}" for probe in self._tcp_probes)
-        return ProbeFailure(f"it cannot be reached ({reasons})")
+        return Loss(LossKind.NO_ANSWER, f"it cannot be reached ({reasons})")
 
     def _describe_silence(self, now: float) -> str:
         waited = f"no answer for {format_seconds(now - self._begin)}"

@@ -226,7 +226,8 @@ class SeedServer:
             case ShowBoard():
                 connection.show_board()
             case RefuseConnection():
-                connection.send(JoinRefusedMessage(action.reason, action.expelled, action.nobody_left))
+                nobody_left = action.code == "nobody_left"
+                connection.send(JoinRefusedMessage(action.reason, action.expelled, nobody_left, action.code))
                 self._finish(connection)
             case DropConnection() if connection.admitted:
                 self._finish(connection)

@@ -22,7 +22,15 @@ from random import Random
 from typing import Any, Final, Self
 
 from nexar.cluster.control_threads import DialCancelled
-from nexar.cluster.join_client import JoinClient, JoinConnection, RefusedBySeed, SeedConnectionLost, take_certificate
+from nexar.cluster.decisions.membership_events import Loss, LossKind
+from nexar.cluster.join_client import (
+    JoinClient,
+    JoinConnection,
+    RefusedBySeed,
+    SeedConnectionLost,
+    join_refused,
+    take_certificate,
+)
 from nexar.cluster.membership import Member, MembershipError, decode_member
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import nobody_listens
@@ -39,6 +47,7 @@ from nexar.wire import control
 from nexar.wire.join import (
     MAX_JOIN_BYTES,
     MAX_PAXOS_BYTES,
+    REPORTED_BY_LAUNCHER,
     ChildDied,
     Committed,
     FormationFailed,
@@ -80,7 +89,7 @@ class SeedCallbacks:
     """Called by the session thread; they must not block."""
 
     on_control: Callable[[control.Message], None] = _ignore  # a Paxos message of the seed
-    on_died: Callable[[NodeId, int, str], None] = _ignore  # hint that a node died: node, epoch, cause
+    on_died: Callable[[NodeId, int, Loss], None] = _ignore  # hint that a node died; with the epoch
     on_waiting: Callable[[tuple[Member, ...]], None] = _ignore  # all waiting joiners that can be dialed
     on_committed: Callable[[], None] = _ignore  # the cluster has formed; for launchers
     on_started: Callable[[], None] = _ignore  # all members of the first membership are connected
@@ -89,8 +98,7 @@ class SeedCallbacks:
     """A rank failed and the run stops; for launchers. A later failure replaces it."""
     on_lost: Callable[[str], None] = _ignore  # connection lost, with the reason
     on_back: Callable[[int], None] = _ignore  # reconnected, with the epoch that the seed knows, which may be old
-    on_refused: Callable[[str, int], None] = _ignore
-    """Final: the reason, and the epoch that removed this node, if any."""
+    on_refused: Callable[[JoinRefused], None] = _ignore  # final
 
 
 class SeedSession:
@@ -189,7 +197,7 @@ class SeedSession:
         if not isinstance(lost, RefusedBySeed) or not lost.expelled:
             return False
         self._give_up(lost)
-        self._listeners.on_refused(lost.reason, lost.expelled)
+        self._listeners.on_refused(join_refused(lost, self._connection.address))
         return True
 
     def _listen(self) -> None:
@@ -242,7 +250,7 @@ class SeedSession:
             case SeedPaxosMessage():
                 self._handle_paxos(message.body)
             case MemberDied():
-                listeners.on_died(message.node, message.epoch, message.cause)
+                listeners.on_died(message.node, message.epoch, _reported_loss(message))
             case Committed() | Started() | FormationFailed():
                 self._handle_formation(message)
             case RunFailed():
@@ -290,7 +298,7 @@ class SeedSession:
             try:
                 self._connection = self._connect()
             except JoinRefused as refused:
-                self._listeners.on_refused(refused.reason, refused.expelled)
+                self._listeners.on_refused(refused)
                 return False
             except DialCancelled:
                 return False
@@ -314,6 +322,11 @@ class SeedSession:
             self._stop.wait(self._random.uniform(0.0, _SOON_PAUSE))
             self._has_message.clear()
         return not self._stop.is_set()
+
+
+def _reported_loss(message: MemberDied) -> Loss:
+    by_launcher = message.reported_by == REPORTED_BY_LAUNCHER
+    return Loss(LossKind.LAUNCHER_REPORT if by_launcher else LossKind.SEED_CONNECTION_BROKEN, message.cause)
 
 
 _MAX_HOST: Final = 255
@@ -384,9 +397,9 @@ class LauncherSession:
         client = JoinClient(self._node, self._invitation, timeout=self._config.join_auth_timeout)
         return client.enter_again("launcher", self._ask)
 
-    def _refused(self, reason: str, _: int) -> None:
+    def _refused(self, refused: JoinRefused) -> None:
         # The children report their own refusals.
-        _log.info("the seed refused this launcher: %s", reason)
+        _log.info("the seed refused this launcher: %s", refused.reason)
 
     @property
     def node(self) -> NodeId:
@@ -465,7 +478,7 @@ class ObserverSession:
             self._connection.send(StatusPageRequest(first))
             answer = self._connection.expect(StatusPageReply, time.monotonic() + self._timeout)
         except RefusedBySeed as refused:
-            raise JoinRefused(reason=refused.reason, address=self._connection.address) from refused
+            raise join_refused(refused, self._connection.address) from refused
         except (SeedConnectionLost, TimeoutError) as lost:
             raise self._gone(lost) from lost
         return answer.board

@@ -189,7 +189,7 @@ def bootstrap(
             deadline = deadline_after(config.recovery_timeout)
         mesh.adopt(joined.membership)
         # After adopt(): the seed may report joiners at once, and only a mesh with members expects them.
-        session.start(_seed_callbacks(runtime, start_barrier, joined.connection.address))
+        session.start(_seed_callbacks(runtime, start_barrier))
         ends = ExitStack()
         runtime.successors.wrap = communicator_factory(runtime, ends.close)
         catch_up(runtime, joined)
@@ -331,7 +331,7 @@ def _open_seed_session(
     return SeedSession(node, joined.connection, joined.welcome, rejoin, status_report=runtime.status_report)
 
 
-def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None, seed: str) -> SeedCallbacks:
+def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None) -> SeedCallbacks:
     listeners = SeedCallbacks(
         on_control=runtime.seed_message,
         on_died=runtime.seed_reported_death,
@@ -340,17 +340,17 @@ def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None, se
         on_back=runtime.seed_back,
         on_refused=runtime.seed_refused,
     )
-    return listeners if start_barrier is None else _through_start_barrier(start_barrier, seed, listeners)
+    return listeners if start_barrier is None else _through_start_barrier(start_barrier, listeners)
 
 
-def _through_start_barrier(start_barrier: StartBarrier, seed: str, listeners: SeedCallbacks) -> SeedCallbacks:
+def _through_start_barrier(start_barrier: StartBarrier, listeners: SeedCallbacks) -> SeedCallbacks:
     def back(epoch: int) -> None:
         listeners.on_back(epoch)
         start_barrier.seed_back()
 
-    def refused(reason: str, expelled: int) -> None:
-        listeners.on_refused(reason, expelled)
-        start_barrier.failed(JoinRefused(reason=reason, address=seed, expelled=expelled))
+    def refused(error: JoinRefused) -> None:
+        listeners.on_refused(error)
+        start_barrier.failed(error)
 
     def failed(message: FormationFailed) -> None:
         start_barrier.failed(formation_error(message))

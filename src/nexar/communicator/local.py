@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from nexar.cluster.control_loop import SerialQueue
 from nexar.cluster.decisions.membership_events import (
+    Loss,
+    LossKind,
     MembershipAction,
     MembershipInput,
     MembershipMessage,
@@ -42,6 +44,9 @@ from nexar.wire.control import Message
 def local_seed() -> PinnedNode:
     """Return the seed of a local membership."""
     return PinnedNode(secrets.randbelow(MAX_NODE) + 1, bytes(FINGERPRINT_BYTES))
+
+
+_FORGOTTEN: Final = Loss(LossKind.LEFT, "it has left")
 
 
 class LocalSeedVoter:
@@ -79,7 +84,7 @@ class LocalSeedVoter:
             if receive is not None:
                 receive(action.message)
         elif isinstance(action, StartProbe):
-            self._put(ProbeFinished(action.node, None if action.node in self._receivers else "it has left"))
+            self._put(ProbeFinished(action.node, None if action.node in self._receivers else _FORGOTTEN))
 
 
 _CLUSTER: Final = "local"

@@ -21,6 +21,8 @@ from nexar.cluster.agreements import Agreements
 from nexar.cluster.decisions.failure_detector import PeerLiveness, watched, watchers
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
+    Loss,
+    LossKind,
     MembershipInput,
     MembershipMessage,
     NoProgress,
@@ -41,7 +43,7 @@ from nexar.communicator.generation import Generation, GenerationBuilder
 from nexar.communicator.status import make_status_report
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_requests import Revocations, SuccessorRequests
-from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost, error_text, sendable
+from nexar.errors import Expelled, JoinRefused, LinkClosed, NexarError, PeerLost, error_text, sendable
 from nexar.group import Group
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds
@@ -236,9 +238,12 @@ class NodeRuntime:
             self.membership_service.message_received(seed.node, message)
 
     def seed_lost(self, cause: str) -> None:
+        self._lose_seed(Loss(LossKind.LINK_BROKEN, cause))
+
+    def _lose_seed(self, loss: Loss) -> None:
         seed = self.membership_service.membership.seed
         if seed is not None:
-            self.membership_service.put(PeerLossFound(seed.node, cause))
+            self.membership_service.put(PeerLossFound(seed.node, loss))
 
     def seed_back(self, epoch: int) -> None:
         """It may have missed changes since this epoch."""
@@ -247,15 +252,15 @@ class NodeRuntime:
             self.membership_service.put(PeerReachable(seed.node))
             self.membership_service.send_changes_since(seed.node, epoch)
 
-    def seed_reported_death(self, node: NodeId, epoch: int, cause: str) -> None:
+    def seed_reported_death(self, node: NodeId, epoch: int, report: Loss) -> None:
         del epoch  # an ended process stays ended in every epoch
-        self._failure_monitor.report_dead(node, cause)
+        self._failure_monitor.report_dead(node, report)
 
-    def seed_refused(self, reason: str, expelled: int) -> None:
-        if expelled:
-            self.expelled(expelled, reason)
+    def seed_refused(self, refused: JoinRefused) -> None:
+        if refused.expelled:
+            self.expelled(refused.expelled, refused.reason)
         elif not self.has_left:
-            _log.warning("the seed refused this node, which continues without it: %s", foreign_line(reason))
+            _log.warning("the seed refused this node, which continues without it: %s", foreign_line(refused.reason))
 
     def seed_reported_waiting(self, members: tuple[Member, ...]) -> None:
         """A node no longer among these joiners is a member or gone."""
@@ -284,7 +289,7 @@ class NodeRuntime:
     def _check_seed(self) -> None:
         timeout = self._silence_limit()
         if not self.seed_answers(timeout):
-            self.seed_lost(f"it does not answer within {format_seconds(timeout)}")
+            self._lose_seed(Loss(LossKind.NO_ANSWER, f"it does not answer within {format_seconds(timeout)}"))
 
     def _silence_limit(self) -> float:
         return self.node.config.heartbeat_timeout + self.node.delay_meter.seconds

@@ -52,6 +52,8 @@ MAX_REFUSALS: Final = 256  # the newest refusals that a FormationFailed lists
 MAX_LISTED: Final = 8  # ranks and refusals that a FormationProgress lists
 MAX_REASON_CHARACTERS: Final = 1000
 MAX_CAUSE_CHARACTERS: Final = 64 << 10
+REPORTED_BY_LAUNCHER: Final = "launcher"
+REPORTED_BY_SEED: Final = "seed"
 
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 _Proof: TypeAlias = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
@@ -65,6 +67,7 @@ _Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
 _Encoded: TypeAlias = Annotated[bytes, Meta(min_length=1)]
 _Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=ONE_LINE)]
 _Lines: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=FEW_LINES)]
+_Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z_]{0,32}\Z")]  # newer senders may use others
 _SettingName: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 _SettingText: TypeAlias = Annotated[str, Meta(max_length=64, pattern=ONE_LINE)]
 
@@ -233,7 +236,9 @@ class JoinRefusedMessage(_Base, frozen=True, tag="refused"):
     expelled: _Number = 0
     """Epoch at which the receiver was removed from the membership; 0 if that is not the reason."""
     nobody_left: bool = False
-    """Every member left or died, so no member can admit the receiver."""
+    """As the code of this name, for nodes that do not know codes."""
+    code: _Word = ""
+    """For programs: `full`, `incompatible`, `nobody_left` (all left or died), `not_elastic`, `wrong_secret`."""
 
 
 class Renew(_Base, frozen=True, tag="renew"):
@@ -294,6 +299,9 @@ class MemberDied(_Base, frozen=True, tag="died"):
     epoch: _Epoch
     """Epoch of the membership in which the seed knows it."""
     cause: _Cause
+    """For people."""
+    reported_by: _Word = ""
+    """`launcher`, which knows how the process ended; `seed`, whose connection broke; empty: unknown, as of the seed."""
 
 
 class LivenessQuery(_Base, frozen=True, tag="are_you_there"):

@@ -10,6 +10,7 @@ from nexar.cluster.membership_service import MembershipService
 from nexar.config import Config
 from nexar.errors import PeerLost
 from nexar.wire.control import Message
+from tests.losses import silent
 from tests.unit.cluster.memory_mesh import eventually
 
 
@@ -67,7 +68,7 @@ class Survivor:
     def probe(self, node: int) -> None:
         """The answer is there before the question has been finished."""
         self.probed.append(node)
-        self.recovery.put(ProbeFinished(node, "it does not answer" if node in self.world.dead else None))
+        self.recovery.put(ProbeFinished(node, silent("it does not answer") if node in self.world.dead else None))
 
     def notify_seed(self, message: Message) -> bool:
         self.seed.append(message)
@@ -139,7 +140,7 @@ class Survivors:
         self.dead |= set(nodes)
         for survivor in self.alive():
             for node in nodes:
-                survivor.recovery.put(PeerLossFound(node, f"node {node} was killed"))
+                survivor.recovery.put(PeerLossFound(node, silent(f"node {node} was killed")))
 
     def alive(self) -> list[Survivor]:
         return [self.nodes[node] for node in self.nodes if node not in self.dead]

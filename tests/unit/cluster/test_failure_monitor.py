@@ -9,19 +9,21 @@ import pytest
 
 from nexar.cluster import failure_monitor as monitored
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
-from nexar.cluster.decisions.membership_events import PeerLossFound, PeerReachable, ProbeFinished
+from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound, PeerReachable, ProbeFinished
 from nexar.cluster.decisions.peering import PeerDirectory
 from nexar.cluster.failure_monitor import LEFT, MAX_PROBES, FailureMonitor
-from nexar.cluster.peer_probe import PingTable, ProbeFailure
+from nexar.cluster.peer_probe import PingTable
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, PeerLost
 from nexar.links.link import Link
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye
+from tests.losses import ended, left, silent
 from tests.unit.cluster.decisions.test_peering import members
 
 ME, PEER, OTHER, UNKNOWN = 7, 5, 9, 11
 SILENT = "no answer for 1 s"
 ENDED = "its process has ended (connection refused)"
+KILLED = Loss(LossKind.LAUNCHER_REPORT, "it was killed by SIGKILL")
 
 
 class FakeLink:
@@ -45,10 +47,8 @@ class Scene:
         self.directory = PeerDirectory(ME, members(PEER, ME, OTHER))
         self.link = FakeLink(PEER)
         self.tasks: deque[Callable[[], None]] = deque()
-        self.reachable: str | None = None
+        self.unreachable: Loss | None = None
         """What a probe says."""
-        self.process_ended = False
-        """Whether that is final."""
         self.refusal: NexarError | None = None
         """What a dial raises."""
         self.dialed = 0
@@ -107,10 +107,10 @@ class Scene:
         *,
         packets: bool = True,
         patience: float = 0.0,
-    ) -> ProbeFailure | None:
+    ) -> Loss | None:
         self.deadlines.append(deadline)
         self.patience.append(patience)
-        return None if self.reachable is None else ProbeFailure(self.reachable, self.process_ended)
+        return self.unreachable
 
     def work(self) -> None:
         while self.tasks:
@@ -135,11 +135,11 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_a_lost_link_to_who_does_not_answer_is_a_loss_with_both_causes(scene: Scene) -> None:
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     scene.lose_link()
     assert scene.reported == []  # not before it was looked into
     scene.work()
-    assert scene.reported == [PeerLossFound(PEER, f"connection reset; {SILENT}")]
+    assert scene.reported == [PeerLossFound(PEER, silent(f"connection reset; {SILENT}"))]
     assert scene.noticed == [(PEER, "lost", f"connection reset; {SILENT}")]
     assert scene.dialed == 0
 
@@ -154,32 +154,32 @@ def test_a_lost_link_to_who_answers_is_made_anew_and_nobody_is_lost(scene: Scene
 
 def test_who_does_not_answer_over_other_nodes_is_dialed_for_perhaps_it_is_they_who_do_not(scene: Scene) -> None:
     scene.link.schemes = ("relay",)
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     scene.failure_monitor.liveness_ended(PEER, "a hint")
     scene.work()
     assert (scene.reported, scene.dialed) == ([], 1)
     scene.refusal = PeerLost(node=PEER, cause="refused")
     scene.failure_monitor.liveness_ended(PEER, "a hint")
     scene.work()
-    assert scene.reported == [PeerLossFound(PEER, "a hint; refused")]
+    assert scene.reported == [PeerLossFound(PEER, silent("a hint; refused"))]
 
 
 def test_who_is_lost_and_disputed_is_reached_over_others_from_now_on(scene: Scene) -> None:
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     scene.lose_link()
     scene.work()
     scene.reported.clear()
     scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.reported == [ProbeFinished(PEER, SILENT)]  # nobody to go over
+    assert scene.reported == [ProbeFinished(PEER, silent(SILENT))]  # nobody to go over
     scene.reported.clear()
     scene.round = FakeLink(PEER)
     scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.reported == [ProbeFinished(PEER, SILENT)]  # nor an answer over others
+    assert scene.reported == [ProbeFinished(PEER, silent(SILENT))]  # nor an answer over others
     assert scene.round.lost == [f"it does not answer over other nodes: {SILENT}"]
     scene.reported.clear()
-    scene.reachable = None
+    scene.unreachable = None
     scene.failure_monitor.probe(PEER)
     scene.work()
     assert scene.reported == [PeerReachable(PEER, severed=True), ProbeFinished(PEER, None)]
@@ -190,7 +190,7 @@ def test_a_member_that_others_report_loses_only_its_link_and_only_if_it_does_not
     scene.failure_monitor.probe_neighbour(PEER)
     scene.work()
     assert scene.link.lost == []
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     before = time.monotonic()
     scene.failure_monitor.probe_neighbour(PEER)
     scene.work()
@@ -211,17 +211,25 @@ def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:
     scene.refusal = PeerLost(node=PEER, cause="a firewall")
     scene.lose_link()
     scene.work()
-    assert scene.reported == [PeerLossFound(PEER, "connection reset; a firewall")]
+    assert scene.reported == [PeerLossFound(PEER, silent("connection reset; a firewall"))]
 
 
 def test_nobody_dials_whose_process_has_ended_however_it_was_reached(scene: Scene) -> None:
     scene.link.schemes = ("relay",)
-    scene.reachable, scene.process_ended = ENDED, True
+    scene.unreachable = ended(ENDED)
     scene.failure_monitor.cut_off(PEER, "no way is left")
     scene.work()
-    assert scene.reported == [PeerLossFound(PEER, f"no way is left; {ENDED}")]
+    assert scene.reported == [PeerLossFound(PEER, ended(f"no way is left; {ENDED}"))]
     assert scene.dialed == 0
     assert scene.failure_monitor.has_left(PEER)
+
+
+def test_who_does_not_answer_is_dialed_although_the_words_say_that_its_process_has_ended(scene: Scene) -> None:
+    scene.link.schemes = ("relay",)
+    scene.unreachable = silent(ENDED)
+    scene.failure_monitor.cut_off(PEER, "no way is left")
+    scene.work()
+    assert (scene.reported, scene.dialed) == ([], 1)
 
 
 def test_who_is_cut_off_and_answers_is_not_lost(scene: Scene) -> None:
@@ -239,27 +247,43 @@ def test_a_hint_about_who_answers_on_its_link_changes_nothing(scene: Scene) -> N
 
 
 def test_the_report_of_a_launcher_is_checked_and_then_is_the_cause(scene: Scene) -> None:
-    scene.failure_monitor.report_dead(PEER, "it was killed by SIGKILL")
+    scene.failure_monitor.report_dead(PEER, KILLED)
     scene.work()
     assert scene.reported == []  # it answers: another process of that number, say
-    scene.reachable = "connection refused"
+    scene.unreachable = ended("connection refused")
     scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.work()
-    assert scene.reported == [PeerLossFound(PEER, "it was killed by SIGKILL")]
+    assert scene.reported == [PeerLossFound(PEER, KILLED)]
+
+
+def test_a_launchers_report_is_the_cause_by_its_kind_whatever_its_words(scene: Scene) -> None:
+    words = "its connection to the seed broke: reset"
+    scene.unreachable = silent(SILENT)
+    scene.failure_monitor.report_dead(PEER, Loss(LossKind.LAUNCHER_REPORT, words))
+    scene.failure_monitor.report_dead(PEER, Loss(LossKind.SEED_CONNECTION_BROKEN, "it was killed by SIGKILL"))
+    scene.work()
+    assert scene.reported == [PeerLossFound(PEER, Loss(LossKind.LAUNCHER_REPORT, words))]
+
+
+def test_the_seeds_report_is_a_hint_by_its_kind_whatever_its_words(scene: Scene) -> None:
+    scene.unreachable = silent(SILENT)
+    scene.failure_monitor.report_dead(PEER, Loss(LossKind.SEED_CONNECTION_BROKEN, "it was killed by SIGKILL"))
+    scene.work()
+    assert scene.reported == [PeerLossFound(PEER, silent(f"it was killed by SIGKILL; {SILENT}"))]
 
 
 def test_many_hints_at_once_are_one_examination(scene: Scene) -> None:
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     scene.lose_link()
     scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
     assert len(scene.tasks) == 1
     scene.work()
-    assert scene.reported == [PeerLossFound(PEER, f"connection reset; {SILENT}")]
+    assert scene.reported == [PeerLossFound(PEER, silent(f"connection reset; {SILENT}"))]
 
 
 def test_a_member_is_examined_until_the_finding_is_reported(scene: Scene) -> None:
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     reported_while: list[bool] = []
     scene.failure_monitor._report_event = lambda _: reported_while.append(
         scene.failure_monitor.is_investigating([OTHER, PEER])
@@ -272,12 +296,12 @@ def test_a_member_is_examined_until_the_finding_is_reported(scene: Scene) -> Non
 
 def test_nobody_looks_into_unauthenticated_peers_or_itself(scene: Scene) -> None:
     scene.failure_monitor.liveness_ended(UNKNOWN, "gone")
-    scene.failure_monitor.report_dead(ME, "somebody lost me")
+    scene.failure_monitor.report_dead(ME, KILLED)
     assert not scene.tasks
 
 
 def test_what_waits_for_a_lost_member_ends_now_and_the_end_of_its_link_is_no_news(scene: Scene) -> None:
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.work()
     assert scene.link.lost == [f"its death line ended; {SILENT}"]
@@ -287,17 +311,17 @@ def test_what_waits_for_a_lost_member_ends_now_and_the_end_of_its_link_is_no_new
 
 
 def test_users_learn_of_a_loss_once_however_many_report_it_and_again_when_it_was_back(scene: Scene) -> None:
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     for _ in range(2):
         scene.failure_monitor.liveness_ended(PEER, "its death line ended")
         scene.work()
-        scene.failure_monitor.report_dead(PEER, "it was killed by SIGKILL")
+        scene.failure_monitor.report_dead(PEER, KILLED)
         scene.work()
         assert [state for _, state, _ in scene.noticed] == ["lost"]
         scene.noticed.clear()
         scene.failure_monitor._report_reachable(PEER)
     scene.failure_monitor.report_unreachable(UNKNOWN, "it was a member when somebody asked")
-    scene.failure_monitor._lose(UNKNOWN, "it is no longer a member")
+    scene.failure_monitor._lose(UNKNOWN, silent("it is no longer a member"))
     assert scene.noticed == []
 
 
@@ -308,45 +332,45 @@ def test_who_raised_is_lost_at_once_with_its_traceback(scene: Scene) -> None:
     scene.say(Goodbye("ValueError: no data", traceback="Traceback …\nValueError: no data"))
     (loss,) = scene.reported
     assert loss.node == PEER
-    assert loss.cause == "it raised an exception and left:\nTraceback …\nValueError: no data"
+    assert loss.loss.cause == "it raised an exception and left:\nTraceback …\nValueError: no data"
     assert not loss.willing
 
 
 def test_of_a_long_traceback_the_end_is_kept(scene: Scene) -> None:
     scene.say(Goodbye("ValueError", traceback="x" * MAX_CAUSE_CHARACTERS + "ValueError: the end"))
     (loss,) = scene.reported
-    assert len(loss.cause) == MAX_CAUSE_CHARACTERS
-    assert loss.cause.startswith("it raised an exception and left:\n")
-    assert loss.cause.endswith("ValueError: the end")
+    assert len(loss.loss.cause) == MAX_CAUSE_CHARACTERS
+    assert loss.loss.cause.startswith("it raised an exception and left:\n")
+    assert loss.loss.cause.endswith("ValueError: the end")
 
 
 def test_who_simply_leaves_is_gone_when_its_link_ends_and_not_before(scene: Scene) -> None:
     scene.say(Goodbye(LEFT))
     assert scene.reported == []
     scene.failure_monitor.link_lost(cast(Link, scene.link), LinkClosed(node=PEER))
-    assert scene.reported == [PeerLossFound(PEER, LEFT, willing=True)]
+    assert scene.reported == [PeerLossFound(PEER, left(LEFT), willing=True)]
     assert scene.noticed == [(PEER, "left", LEFT)]
     assert not scene.tasks
 
 
 def test_whatever_hints_at_who_said_goodbye_it_has_left_as_it_said(scene: Scene) -> None:
-    scene.reachable = SILENT
+    scene.unreachable = silent(SILENT)
     scene.say(Goodbye(LEFT))
     scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.work()
-    assert scene.reported == [PeerLossFound(PEER, LEFT, willing=True)]
+    assert scene.reported == [PeerLossFound(PEER, left(LEFT), willing=True)]
     assert scene.noticed == [(PEER, "left", LEFT)]
 
 
 def test_who_is_needed_after_it_left_is_lost_like_anybody_else(scene: Scene) -> None:
     scene.say(Goodbye(LEFT))
     scene.failure_monitor.report_unreachable(PEER, "the link was lost")
-    assert scene.reported == [PeerLossFound(PEER, LEFT)]
+    assert scene.reported == [PeerLossFound(PEER, left(LEFT))]
 
 
 def test_who_is_no_member_any_more_is_forgotten(scene: Scene) -> None:
     scene.say(Goodbye(LEFT))
-    scene.failure_monitor.report_dead(PEER, "killed")
+    scene.failure_monitor.report_dead(PEER, KILLED)
     scene.failure_monitor.adopt(members(ME, OTHER, epoch=2))
     scene.failure_monitor.adopt(members(PEER, ME, OTHER, epoch=3))  # another life of that number
     scene.tasks.clear()
@@ -361,7 +385,7 @@ def test_who_is_no_member_any_more_is_forgotten(scene: Scene) -> None:
 
 def test_silence_is_a_loss_whatever_the_link_looks_like(scene: Scene) -> None:
     scene.failure_monitor.liveness_changed(LivenessReport(PEER, "silent", 0.0, None, "nothing heard for 5 s"))
-    assert scene.reported == [PeerLossFound(PEER, "nothing heard for 5 s")]
+    assert scene.reported == [PeerLossFound(PEER, silent("nothing heard for 5 s"))]
 
 
 def test_who_is_stuck_is_reported_and_stays(scene: Scene) -> None:
@@ -376,9 +400,9 @@ def test_who_is_stuck_is_reported_and_stays(scene: Scene) -> None:
 # ---------------------------------------------------------------- probes
 
 
-@pytest.mark.parametrize("answer", [None, SILENT])
-def test_a_probe_is_answered_aside(scene: Scene, answer: str | None) -> None:
-    scene.reachable = answer
+@pytest.mark.parametrize("answer", [None, silent(SILENT)])
+def test_a_probe_is_answered_aside(scene: Scene, answer: Loss | None) -> None:
+    scene.unreachable = answer
     scene.failure_monitor.probe(PEER)
     assert scene.reported == []
     scene.work()
@@ -388,7 +412,7 @@ def test_a_probe_is_answered_aside(scene: Scene, answer: str | None) -> None:
 def test_who_is_no_member_cannot_be_reached(scene: Scene) -> None:
     scene.failure_monitor.probe(UNKNOWN)
     scene.work()
-    assert scene.reported == [ProbeFinished(UNKNOWN, "it is no longer a member")]
+    assert scene.reported == [ProbeFinished(UNKNOWN, silent("it is no longer a member"))]
 
 
 def test_a_first_link_that_a_probe_opens_is_not_called_a_severed_one(scene: Scene) -> None:
@@ -414,7 +438,8 @@ def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself
     scene.work()
     (reported,) = scene.reported
     assert isinstance(reported, ProbeFinished)
-    assert "no beat for 59 s" in (reported.cause or "")
+    assert reported.loss is not None
+    assert "no beat for 59 s" in reported.loss.text
 
 
 # ---------------------------------------------------------------- starvation
@@ -444,7 +469,7 @@ def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene)
     for node in many:
         scene.failure_monitor.liveness_ended(node, "its connection ended")
     assert len(scene.tasks) == MAX_PROBES
-    scene.reachable, scene.process_ended = ENDED, True
+    scene.unreachable = ended(ENDED)
     scene.work()
     assert [event.node for event in scene.reported] == list(many)
     scene.failure_monitor.probe(many[0])
@@ -452,7 +477,7 @@ def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene)
 
 
 def test_a_node_whose_probe_raised_can_be_probed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> ProbeFailure | None:
+    def fail(*_: Any, **__: Any) -> Loss | None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(monitored, "probe_peer", fail)
@@ -478,7 +503,7 @@ def test_a_node_that_is_asked_about_again_before_the_answer_is_probed_once(scene
 # ---------------------------------------------------------------- probes that raise
 
 
-def raising(*_: object, **__: object) -> ProbeFailure | None:
+def raising(*_: object, **__: object) -> Loss | None:
     raise TypeError("an address that is a number")
 
 
@@ -489,13 +514,13 @@ def test_a_probe_that_raises_says_that_this_member_cannot_be_reached_and_the_thr
     scene.failure_monitor.probe(PEER)
     scene.failure_monitor.probe(OTHER)
     scene.work()
-    cause = "it cannot be probed: TypeError: an address that is a number"
-    assert scene.reported == [ProbeFinished(PEER, cause), ProbeFinished(OTHER, cause)]
+    loss = silent("it cannot be probed: TypeError: an address that is a number")
+    assert scene.reported == [ProbeFinished(PEER, loss), ProbeFinished(OTHER, loss)]
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
     scene.reported.clear()
     scene.failure_monitor.probe(PEER)
     scene.work()
-    assert scene.reported == [ProbeFinished(PEER, cause)], "it may be asked again"
+    assert scene.reported == [ProbeFinished(PEER, loss)], "it may be asked again"
 
 
 def test_a_hint_whose_probe_raises_is_concluded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +529,7 @@ def test_a_hint_whose_probe_raises_is_concluded(scene: Scene, monkeypatch: pytes
     scene.work()
     (lost,) = scene.reported
     assert isinstance(lost, PeerLossFound)
-    assert lost.cause == f"{SILENT}; it cannot be probed: TypeError: an address that is a number"
+    assert lost.loss.text == f"{SILENT}; it cannot be probed: TypeError: an address that is a number"
     assert not scene.failure_monitor.is_investigating([PEER])
 
 

@@ -22,6 +22,7 @@ from nexar.cluster.join_client import (
     RankRequest,
     RefusedBySeed,
     SeedConnectionLost,
+    join_refused,
     patience,
     pause_before,
 )
@@ -142,6 +143,28 @@ def test_a_refusal_is_raised_with_the_seeds_reason() -> None:
     with pytest.raises(RefusedBySeed) as raised:
         line.receive(soon())
     assert (raised.value.reason, raised.value.expelled) == ("this cluster is full", 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (JoinRefusedMessage("nobody_left"), ""),
+        (JoinRefusedMessage("full", nobody_left=True), "nobody_left"),  # of an older seed
+        (JoinRefusedMessage("full", nobody_left=True, code="nobody_left"), "nobody_left"),
+        (JoinRefusedMessage("nobody_left", code="not_elastic"), "not_elastic"),
+        (JoinRefusedMessage("full", code="not_known_yet"), "not_known_yet"),  # of a newer seed
+    ],
+)
+def test_the_code_of_a_refusal_is_what_the_seed_sent_whatever_its_reason_says(
+    message: JoinRefusedMessage, code: str
+) -> None:
+    seed = SeedSide()
+    line = open_line(seed)
+    seed.say_message(message)
+    with pytest.raises(RefusedBySeed) as raised:
+        line.receive(soon())
+    error = join_refused(raised.value, "seed:1")
+    assert (error.code, error.nobody_left) == (code, code == "nobody_left")
 
 
 def test_a_seed_that_says_nothing_is_waited_for_until_the_deadline() -> None:

@@ -8,6 +8,7 @@ import pytest
 from nexar.cluster.decisions.membership_events import NoProgress, PeerLossFound, RecoverNow
 from nexar.cluster.membership import Change, Departure, Membership, PinnedNode
 from nexar.wire.control import Chosen, Suspect
+from tests.losses import silent
 from tests.unit.cluster.decisions.test_peering import members
 from tests.unit.cluster.survivors import Survivors
 
@@ -142,6 +143,6 @@ def test_what_is_for_the_seed_goes_to_the_seed(world: World) -> None:
 def test_once_closed_nothing_is_decided_any_more(world: World) -> None:
     survivors = world(members(1, 2, 3))
     survivors.nodes[1].recovery.close()
-    survivors.nodes[1].recovery.put(PeerLossFound(2, "too late"))
+    survivors.nodes[1].recovery.put(PeerLossFound(2, silent("too late")))
     assert survivors.nodes[1].recovery.suspects() == {}
     assert not survivors.messages

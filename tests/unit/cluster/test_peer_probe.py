@@ -22,13 +22,14 @@ from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.peer_probe import PingTable, ProbeFailure, TcpProbe, nobody_listens, probe_peer
+from nexar.cluster.peer_probe import PingTable, TcpProbe, nobody_listens, probe_peer
 from nexar.config import Config
 from nexar.errors import PeerLost
 from nexar.links.link import Link
 from nexar.testing.faults import Faults, LinkStall
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.control import Goodbye, Message, Ping, Pong
+from tests.losses import ended
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import soon
 
@@ -266,7 +267,7 @@ def test_a_member_in_this_process_answers_a_ping_or_it_does_not() -> None:
         faults.add(LinkStall(source=two.id, destination=one.id))
         failure = probe_peer(one, member(two), link, pings[0], soon(SHORT))
         assert failure is not None
-        assert failure.cause.startswith("no answer for ")
+        assert failure.text.startswith("no answer for ")
         faults.clear()
         assert probe_peer(one, member(two), link, pings[0], soon()) is None
 
@@ -281,7 +282,7 @@ def test_where_nobody_listens_any_more_its_process_has_ended_and_that_is_known_a
         last = member(gone)
     begin = time.monotonic()
     failure = probe_peer(node, last, None, pings, soon())
-    assert failure == ProbeFailure(f"its process has ended (connection refused at {last.addresses['tls'][0]})", True)
+    assert failure == ended(f"its process has ended (connection refused at {last.addresses['tls'][0]})")
     assert probe_peer(node, last, as_link(FakeLink(last.node, "quic")), pings, soon()) == failure
     assert time.monotonic() - begin < EVENT_TIMEOUT / 2
 
@@ -310,9 +311,9 @@ def test_a_process_that_takes_connections_and_answers_nothing_is_stopped_or_stuc
     failure = probe_peer(node, member(peer), as_link(FakeLink(peer.id, "tls")), pings, soon(SHORT))
     assert time.monotonic() - begin >= SHORT
     assert failure is not None
-    assert failure.cause.startswith("no answer for ")
-    assert "though its system accepts connections: its process is stopped or stuck" in failure.cause
-    assert failure.cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
+    assert failure.text.startswith("no answer for ")
+    assert "though its system accepts connections: its process is stopped or stuck" in failure.text
+    assert failure.text.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
 
 
 def test_a_process_that_is_stuck_lives_as_long_as_its_quic_acknowledges(
@@ -348,7 +349,7 @@ def test_an_address_that_leads_nowhere_is_a_reason_where_nobody_else_can_be_aske
     asking = elsewhere("nowhere.invalid:1")
     failure = probe_peer(asking, PEER, None, pings, soon())
     assert failure is not None
-    assert failure.cause.startswith("it cannot be reached (nowhere.invalid:1: ")
+    assert failure.text.startswith("it cannot be reached (nowhere.invalid:1: ")
     link = answering(FakeLink(PEER.node, "quic"), pings)
     assert probe_peer(asking, PEER, as_link(link), pings, soon()) is None
 
@@ -366,7 +367,7 @@ def test_where_there_is_nobody_to_ask_nothing_says_that_it_is_gone(pings: PingTa
 def test_who_is_nowhere_and_does_not_answer_is_silent(pings: PingTable) -> None:
     failure = probe_peer(elsewhere(), PEER, as_link(FakeLink(PEER.node, "memory")), pings, soon(SHORT))
     assert failure is not None
-    assert failure.cause.startswith("no answer for ")
+    assert failure.text.startswith("no answer for ")
 
 
 def test_a_node_that_closes_asks_no_longer(pings: PingTable) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from nexar.cluster import seed_session as module
 from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.join_client import JoinConnection
 from nexar.cluster.membership import Member, encode_member
 from nexar.cluster.seed_session import SeedCallbacks, SeedSession
@@ -283,12 +284,24 @@ def test_a_message_of_the_seed_is_passed_on_and_one_of_the_future_is_not(scene: 
 
 def test_a_death_and_who_waits_are_passed_on(scene: Scene) -> None:
     scene.stand()
-    scene.seed.say_message(MemberDied(8, 2, "was killed by SIGKILL"))
+    scene.seed.say_message(MemberDied(8, 2, "was killed by SIGKILL", "launcher"))
     scene.seed.say_message(WaitingJoiners((encode_member(JOINER),)))
     scene.seed.say_message(WaitingJoiners())
-    assert scene.next_notice() == ("on_died", 8, 2, "was killed by SIGKILL")
+    assert scene.next_notice() == ("on_died", 8, 2, Loss(LossKind.LAUNCHER_REPORT, "was killed by SIGKILL"))
     assert scene.next_notice() == ("on_waiting", (JOINER,))
     assert scene.next_notice() == ("on_waiting", ())
+
+
+@pytest.mark.parametrize("by", ["seed", "", "somebody_new"])
+@pytest.mark.parametrize("words", ["its connection to the seed broke: reset", "was killed by SIGKILL"])
+def test_whose_report_of_a_death_it_is_depends_on_the_field_and_not_on_the_words(
+    scene: Scene, by: str, words: str
+) -> None:
+    scene.stand()
+    scene.seed.say_message(MemberDied(8, 2, words, by))
+    scene.seed.say_message(MemberDied(8, 2, words, "launcher"))
+    assert scene.next_notice() == ("on_died", 8, 2, Loss(LossKind.SEED_CONNECTION_BROKEN, words))
+    assert scene.next_notice() == ("on_died", 8, 2, Loss(LossKind.LAUNCHER_REPORT, words))
 
 
 def test_who_is_asked_whether_it_is_there_says_so(scene: Scene) -> None:
@@ -382,14 +395,16 @@ def test_whom_the_seed_refuses_is_notified_why(scene: Scene) -> None:
     scene.stand()
     scene.seed.lose()
     assert scene.next_notice()[0] == "on_lost"
-    assert scene.next_notice() == ("on_refused", "expelled in epoch 3", 3)
+    name, refused = scene.next_notice()
+    assert (name, refused.reason, refused.expelled) == ("on_refused", "expelled in epoch 3", 3)
 
 
 def test_who_learns_on_its_connection_that_it_was_expelled_does_not_dial_again(scene: Scene) -> None:
     session = scene.stand()
     scene.seed.say_message(JoinRefusedMessage("expelled in epoch 3", 3))
     assert scene.next_notice()[0] == "on_lost"
-    assert scene.next_notice() == ("on_refused", "expelled in epoch 3", 3)
+    name, refused = scene.next_notice()
+    assert (name, refused.reason, refused.expelled) == ("on_refused", "expelled in epoch 3", 3)
     session._thread.join(EVENT_TIMEOUT)
     assert not scene.knocked.is_set()
 
@@ -443,7 +458,7 @@ def test_a_message_whose_handler_raises_costs_the_line_and_nothing_else(
         assert scene.next_notice()[0] == "on_lost"
         assert scene.next_notice()[0] == "on_back"
     new.say_message(MemberDied(5, 1, "gone"))
-    assert scene.next_notice() == ("on_died", 5, 1, "gone")
+    assert scene.next_notice() == ("on_died", 5, 1, Loss(LossKind.SEED_CONNECTION_BROKEN, "gone"))
 
 
 def test_what_the_node_does_is_reported_at_once_and_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from nexar.communicator import runtime as runtime_scene
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.runtime import CheckpointRequests
-from nexar.errors import Expelled, MembershipChanged, NoQuorum, PeerLost
+from nexar.errors import Expelled, JoinRefused, MembershipChanged, NoQuorum, PeerLost
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye
 from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.decisions.voters import a_member
@@ -158,10 +158,10 @@ def test_the_seed_may_say_that_this_node_was_expelled_or_that_it_wants_nothing_t
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks = world(3)
-    ranks[2]._runtime.seed_refused("expelled: epoch 7 is what this text says", 0)
+    ranks[2]._runtime.seed_refused(JoinRefused(reason="expelled: epoch 7 is what this text says"))
     ranks[2]._generation.outcome.check()
     assert "the seed refused this node, which continues without it" in caplog.text
-    ranks[2]._runtime.seed_refused("it was silent", 5)
+    ranks[2]._runtime.seed_refused(JoinRefused(reason="it was silent", expelled=5))
     error = raised(ranks[2].barrier)
     assert isinstance(error, Expelled)
     assert error.epoch == 5

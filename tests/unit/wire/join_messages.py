@@ -48,6 +48,7 @@ maybe_ranks = st.one_of(st.none(), ranks)
 lines = st.text(max_size=40).map(line)
 words = lines.filter(bool)
 addresses = st.dictionaries(st.sampled_from(["quic", "tls", "shm"]), st.lists(words, max_size=3).map(tuple), max_size=3)
+codes = st.text("abcxyz_", max_size=32)
 numbers = st.integers(0, 2**63 - 1)
 launchers = st.integers(0, 2**64 - 1)
 counters = st.integers(0, 2**62 - 1)
@@ -117,7 +118,7 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
         st.integers(0, 2**40),
         lines,
     ),
-    st.builds(JoinRefusedMessage, lines, st.integers(0, 2**32)),
+    st.builds(JoinRefusedMessage, lines, st.integers(0, 2**32), st.booleans(), codes),
     st.builds(Renew, blobs),
     st.builds(Renewed, blobs),
     st.builds(ChildDied, ranks, st.text(max_size=40)),
@@ -125,7 +126,7 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(Leave, lines),
     st.builds(Current, blobs),
     st.builds(SeedPaxosMessage, blobs),
-    st.builds(MemberDied, st.integers(1, 2**64 - 1), numbers, st.text(max_size=40)),
+    st.builds(MemberDied, st.integers(1, 2**64 - 1), numbers, st.text(max_size=40), codes),
     st.builds(LivenessQuery, numbers),
     st.builds(LivenessReply, numbers),
     st.builds(WaitingJoiners, st.lists(blobs, max_size=3).map(tuple)),

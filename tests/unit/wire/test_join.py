@@ -26,6 +26,7 @@ from nexar.wire.join import (
     JoinRefusedMessage,
     JoinRequest,
     Leave,
+    MemberDied,
     ReserveRanks,
     check_node,
     count_addresses,
@@ -133,15 +134,24 @@ def test_what_may_be_left_out_has_its_default() -> None:
         Changed(Committed(b"m"), "membership", b""),
         Changed(JoinRefusedMessage("no"), "reason", "x" * (MAX_REASON_CHARACTERS + 1)),
         Changed(JoinRefusedMessage("no"), "reason", "no\r\nyes"),
+        Changed(JoinRefusedMessage("no"), "code", "not elastic"),
         Changed(FormationFailed((), 2, {}, 1.0), "timeout", -1.0),
         Changed(FormationFailed((), 2, {}, 1.0), "refused", {str(number): "" for number in range(257)}),
         Changed(ChildDied(0, "boom"), "cause", "x" * (65 << 10)),
+        Changed(MemberDied(1, 1, "boom"), "reported_by", "a word with\nanother line"),
+        Changed(MemberDied(1, 1, "boom"), "reported_by", "x" * 33),
     ],
     ids=lambda changed: f"{type(changed.message).__name__}.{changed.field}",
 )
 def test_a_field_that_says_what_cannot_be_is_an_error(changed: Changed) -> None:
     with pytest.raises(HandshakeError):
         decode_join(changed.encoded(), MAX_JOIN_BYTES)
+
+
+def test_a_seed_that_does_not_say_who_reported_a_death_is_understood() -> None:
+    old = Changed(MemberDied(1, 1, "boom"), "cause", "bang").encoded()
+    assert b"reported_by" not in old
+    assert decode_join(old, MAX_JOIN_BYTES) == MemberDied(1, 1, "bang", reported_by="")
 
 
 def test_a_traceback_may_have_many_lines() -> None:

@@ -101,6 +101,8 @@ class Reach(msgspec.Struct, frozen=True):
     """Of the path, if the transport knows it."""
     skew: float | None = None
     """Seconds by which the clock of `dest` is ahead."""
+    offered: bool = True
+    """False: one side does not have the transport, so it was not dialed and no firewall is to blame."""
 
 
 class DoctorReport(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from nexar.cli.doctor.observations import (
     decode_probe,
     encode_probe,
 )
-from nexar.cli.doctor.reachability import NOT_OFFERED, PROTOCOLS, cluster_findings
+from nexar.cli.doctor.reachability import PROTOCOLS, cluster_findings
 from nexar.cluster.acceptor import pin_mismatch
 from nexar.cluster.decisions.peering import PeerDirectory
 from nexar.cluster.join_client import JoinClient, RankRequest
@@ -199,7 +199,7 @@ class ProbeSession:
         member = self._known().member(dest)
         addresses = self._node.dial_addresses(member).get(scheme, ())
         if not addresses or scheme not in self._node.network_schemes:
-            return Reach(source, dest, scheme, problem=NOT_OFFERED)
+            return Reach(source, dest, scheme, problem="not offered", offered=False)
         expected = Expected(member.node, member.fingerprint)
         try:
             carrier = self._node.dialer.dial({scheme: addresses}, expected, time.monotonic() + DIAL_TIMEOUT)

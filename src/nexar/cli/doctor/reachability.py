@@ -96,8 +96,6 @@ def _about_load(machine: Machine) -> Iterator[DoctorFinding]:
 
 PROTOCOLS: Final = node_port_schemes()
 """What a firewall calls them."""
-NOT_OFFERED: Final = "not offered"
-"""The problem of a reach if one side does not have the transport: no firewall is to blame."""
 _SKEW: Final = 60.0
 """Certificates allow ten minutes; beyond this, the logs of two hosts cannot be compared."""
 
@@ -150,7 +148,7 @@ class _Hosts:
     def failures(self, source: str, dest: str) -> dict[str, Reach]:
         failed: dict[str, Reach] = {}
         for reach in self._between(source, dest):
-            if reach.round_trip is None and reach.problem != NOT_OFFERED:
+            if reach.round_trip is None and reach.offered:
                 failed.setdefault(reach.scheme, reach)
         return failed
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from nexar.cli.doctor.observations import DoctorFinding, DoctorReport, Machine, Reach, RoundTrip
-from nexar.cli.doctor.reachability import NOT_OFFERED, PROTOCOLS, skews
+from nexar.cli.doctor.reachability import PROTOCOLS, skews
 from nexar.types import Rank, format_seconds
 
 Rows = Sequence[tuple[str, ...]]
@@ -75,7 +75,7 @@ def _cell(source: Rank, dest: Rank, reach: Reach | None) -> str:
     if reach is None:
         return "?"
     if reach.round_trip is None:
-        return "-" if reach.problem == NOT_OFFERED else "NO"
+        return "NO" if reach.offered else "-"
     mtu = f", MTU {reach.mtu_bytes}" if reach.mtu_bytes else ""
     return f"{_time(reach.round_trip)}{mtu}"
 
@@ -88,7 +88,7 @@ def show_machine(machine: Machine) -> None:
 def show_cluster(reports: Mapping[Rank, DoctorReport], size: int) -> None:
     """Print the ranks, and a matrix per transport."""
     _show("ranks", rank_rows(reports), heading=True)
-    tried = {reach.scheme for report in reports.values() for reach in report.reaches if reach.problem != NOT_OFFERED}
+    tried = {reach.scheme for report in reports.values() for reach in report.reaches if reach.offered}
     for scheme, protocol in PROTOCOLS.items():
         if scheme in tried:
             title = f"who reaches whom over {protocol} ({scheme}): round trip"

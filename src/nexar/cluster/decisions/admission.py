@@ -69,7 +69,7 @@ from nexar.cluster.decisions.admission_events import (
 from nexar.cluster.decisions.formation import DraftMembership, Forming
 from nexar.cluster.decisions.formed_cluster import FormedCluster, MemberRegister
 from nexar.cluster.decisions.paxos import Vote
-from nexar.cluster.decisions.refusals import Refusal, RefusalLog, brief, brief_lines, last_line
+from nexar.cluster.decisions.refusals import Refusal, RefusalCode, RefusalLog, brief, brief_lines, last_line
 from nexar.cluster.decisions.seed_voter import SeedVoter
 from nexar.cluster.membership import MAX_MEMBERS, Membership, PinnedNode
 from nexar.errors import InternalError, UsageError, list_ranks, with_heading
@@ -267,7 +267,7 @@ class Admission:
         try:
             return self._handle_connection(joiner, event)
         except Refusal as why:
-            return self._refuse(joiner, str(why), why.expelled, lines=why.lines, nobody_left=why.nobody_left)
+            return self._refuse(joiner, str(why), why.expelled, lines=why.lines, code=why.code)
 
     def _handle_connection(self, joiner: JoinConnectionState, event: ReceivedEvent) -> list[AdmissionAction]:
         # Raises Refusal if the connection must be refused.
@@ -524,12 +524,12 @@ class Admission:
     # ------------------------------------------------------------ ends
 
     def _refuse(
-        self, joiner: JoinConnectionState, reason: str, expelled: int = 0, *, lines: str = "", nobody_left: bool = False
+        self, joiner: JoinConnectionState, reason: str, expelled: int = 0, *, lines: str = "", code: RefusalCode = ""
     ) -> list[AdmissionAction]:
         # `lines`: the reason sent to the node if it has several lines.
         reason = brief(reason)
         self._refusals.add(self._who(joiner), reason)
-        refuse = RefuseConnection(joiner.connection, lines or reason, expelled, nobody_left)
+        refuse = RefuseConnection(joiner.connection, lines or reason, expelled, code)
         return [refuse, *self._end(joiner, "refused", reason)]
 
     def _refuse_for_failure(self, joiner: JoinConnectionState) -> list[AdmissionAction]:

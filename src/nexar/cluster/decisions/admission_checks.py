@@ -44,6 +44,8 @@ _VARIABLES: Final = {setting.name: setting.variable for setting in settings()}
 class Incompatible(Refusal):
     """A candidate cannot be in this cluster."""
 
+    code = "incompatible"
+
 
 @dataclass(frozen=True, slots=True)
 class ClockLimits:
@@ -181,7 +183,9 @@ class Observers:
     def enter(self, joiner: JoinConnectionState) -> None:
         """Raises Refusal above MAX_OBSERVERS."""
         if len(self._connections) >= MAX_OBSERVERS:
-            raise Refusal(f"{MAX_OBSERVERS} observers are connected already; try again when one of them has left")
+            raise Refusal(
+                f"{MAX_OBSERVERS} observers are connected already; try again when one of them has left", code="full"
+            )
         self._connections.add(joiner.connection)
 
     def leave(self, joiner: JoinConnectionState) -> None:
@@ -220,7 +224,7 @@ def authenticate(
     if joiner.hello.role != role:
         raise Refusal(f"its hello says {joiner.hello.role}, but its request is for the role {role}")
     if not event.proof_ok:
-        raise Refusal(WRONG_SECRET)
+        raise Refusal(WRONG_SECRET, code="wrong_secret")
     if isinstance(event, BoardRequested):
         joiner.watches = True
         return joiner.hello

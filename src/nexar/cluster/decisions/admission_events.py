@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from nexar.cluster.decisions.paxos import Vote
+from nexar.cluster.decisions.refusals import RefusalCode
 from nexar.cluster.membership import Membership
 from nexar.types import NodeId, Rank
 from nexar.wire.control import Message
@@ -215,7 +216,7 @@ class RefuseConnection:
     connection: int
     reason: str
     expelled: int = 0  # it was a member until this epoch
-    nobody_left: bool = False  # every member has left or died
+    code: RefusalCode = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,8 @@ class EarlyJoiners:
         if self._size + len(self._waiting) + count > self._most:
             raise Refusal(
                 f"the cluster is formed of {self._size}, {len(self._waiting)} wait to join, and no more than "
-                f"{self._most} are allowed; start it with a larger --max (NEXAR_ELASTIC_MAX_WORLD_SIZE)"
+                f"{self._most} are allowed; start it with a larger --max (NEXAR_ELASTIC_MAX_WORLD_SIZE)",
+                code="full",
             )
 
     def make_ready(self, joiner: JoinConnectionState) -> bool:
@@ -313,6 +314,7 @@ class Forming:
             raise Refusal(
                 f"rank {asked.rank} was started as one of {asked.size}, and this cluster forms with {self._size}",
                 "give the seed and all launchers the same size",
+                code="incompatible",
             )
 
     def _check_compatible(self, joiner: JoinConnectionState, member: Member, event: JoinRequested) -> None:

@@ -33,7 +33,7 @@ from nexar.cluster.decisions.admission_events import (
     SeedEventKind,
 )
 from nexar.cluster.decisions.formation import EarlyJoiners
-from nexar.cluster.decisions.membership_events import MembershipMessage
+from nexar.cluster.decisions.membership_events import Loss, LossKind, MembershipMessage
 from nexar.cluster.decisions.refusals import Refusal, brief, last_line
 from nexar.cluster.decisions.seed_voter import SeedVoter, SeedVoteService, VoteAction
 from nexar.cluster.membership import (
@@ -49,7 +49,15 @@ from nexar.cluster.membership import (
 )
 from nexar.types import NodeId, Rank, format_node
 from nexar.wire.hello import Hello
-from nexar.wire.join import Current, JoinMessage, MemberDied, ReserveRanks, WaitingJoiners
+from nexar.wire.join import (
+    REPORTED_BY_LAUNCHER,
+    REPORTED_BY_SEED,
+    Current,
+    JoinMessage,
+    MemberDied,
+    ReserveRanks,
+    WaitingJoiners,
+)
 
 _Value = TypeVar("_Value")
 _MOST_REMEMBERED: Final = 4096  # former members, and admitted nodes: the newest
@@ -133,11 +141,12 @@ class MemberRegister:
     def check_room(self, count: int) -> None:
         """Raises Refusal."""
         if not self.elastic:
-            raise Refusal(self.late)
+            raise Refusal(self.late, code="not_elastic")
         if self.present + len(self._joiners) + count > self._most:
             raise Refusal(
                 f"the cluster has {self.present} members and {len(self._joiners)} that wait to join, and no more "
-                f"than {self._most} are allowed; start it with a larger --max (NEXAR_ELASTIC_MAX_WORLD_SIZE)"
+                f"than {self._most} are allowed; start it with a larger --max (NEXAR_ELASTIC_MAX_WORLD_SIZE)",
+                code="full",
             )
 
     def admit(self, member: Member) -> None:
@@ -146,7 +155,8 @@ class MemberRegister:
         self.check_room(1)
         if self._bytes + sum(map(share_bytes, self._joiners.values())) + share_bytes(member) > MAX_MEMBERSHIP_BYTES:
             raise Refusal(
-                "the members and waiting nodes exceed one message; advertise fewer addresses (NEXAR_ADVERTISE)"
+                "the members and waiting nodes exceed one message; advertise fewer addresses (NEXAR_ADVERTISE)",
+                code="full",
             )
         self._joiners[member.node] = member
         _remember(self._admitted, member.node, None)
@@ -194,8 +204,8 @@ def _children(membership: Membership) -> dict[tuple[NodeId, Rank], NodeId]:
     return {(member.launcher, rank): member.node for rank, member in members if member.launcher}
 
 
-# The seed's hint that a member may be gone. More precise causes replace it.
-SEED_CONNECTION_BROKE: Final = "its connection to the seed broke"
+# Do not change these words: nodes that do not know MemberDied.reported_by recognize the seed's report by them.
+_CONNECTION_BROKE: Final = "its connection to the seed broke"
 _REPLACED: Final = "the node has come back on another connection"
 _NOBODY_LEFT: Final = "every member has left or died: no member is left that could admit it"
 _BEHIND: Final = "the seed does not know the newest membership yet; try again"
@@ -292,7 +302,7 @@ class FormedCluster:
             except Refusal as why:
                 reason = brief(str(why))
                 actions += [
-                    RefuseConnection(joiner.joiner.connection, reason),
+                    RefuseConnection(joiner.joiner.connection, reason, code=why.code),
                     *self._end(joiner.joiner, "refused", reason),
                 ]
         return actions
@@ -306,7 +316,7 @@ class FormedCluster:
         # Raises Refusal if the node may not join: the cluster is not elastic, or knows the node in another role.
         again = "" if rank is None else f"; rank {rank} is one of them: nexar.init() is called once for each rank"
         if not self._register.elastic:
-            raise Refusal(self._register.late + again)
+            raise Refusal(self._register.late + again, code="not_elastic")
         if pin_of(self.membership, node) is not None:
             raise Refusal(f"node {format_node(node)} is known to the cluster in another role")
 
@@ -341,7 +351,7 @@ class FormedCluster:
     def _check_any_present(self) -> None:
         # Raises Refusal if no member is left that could take a joiner.
         if not self._register.present:
-            raise Refusal(_NOBODY_LEFT, nobody_left=True)
+            raise Refusal(_NOBODY_LEFT, code="nobody_left")
 
     def _replace(self, directory: dict[NodeId, JoinConnectionState], node: NodeId) -> list[AdmissionAction]:
         # The newest connection counts: the node lost its old one, perhaps unnoticed.
@@ -365,9 +375,9 @@ class FormedCluster:
         elif self._members.get(node) is joiner:
             del self._members[node]
             self._register.set_present(node, present=False)
-            cause = f"{SEED_CONNECTION_BROKE}: {reason}"
-            hint = [] if kind == "left" else self._hint(node, cause)
-            return [*hint, *self._do(self._vote_service.lost(node, cause, now)), *self._refuse_joiners()]
+            loss = Loss(LossKind.SEED_CONNECTION_BROKEN, f"{_CONNECTION_BROKE}: {reason}")
+            hint = [] if kind == "left" else self._hint(node, loss)
+            return [*hint, *self._do(self._vote_service.lost(node, loss, now)), *self._refuse_joiners()]
         return []
 
     def _refuse_joiners(self) -> list[AdmissionAction]:
@@ -377,7 +387,7 @@ class FormedCluster:
         actions: list[AdmissionAction] = []
         for joiner in list(self._joiners.values()):
             actions += [
-                RefuseConnection(joiner.connection, _NOBODY_LEFT, nobody_left=True),
+                RefuseConnection(joiner.connection, _NOBODY_LEFT, code="nobody_left"),
                 *self._end(joiner, "refused", _NOBODY_LEFT),
             ]
         return actions
@@ -393,14 +403,15 @@ class FormedCluster:
             return []  # it left the cluster by itself
         cause = event.cause[-_MAX_CAUSE:]
         died = SeedEvent("child died", joiner.address, node, event.rank, cause)
-        return [died] if node is None else [died, *self._hint(node, cause)]
+        return [died] if node is None else [died, *self._hint(node, Loss(LossKind.LAUNCHER_REPORT, cause))]
 
-    def _hint(self, node: NodeId, cause: str) -> list[AdmissionAction]:
+    def _hint(self, node: NodeId, loss: Loss) -> list[AdmissionAction]:
         # The members probe the node at once.
         if self.membership.rank_of(node) is None:
             return []
         others = [joiner for other, joiner in self._members.items() if other != node]
-        return _notify(MemberDied(node, self.membership.epoch, cause), others)
+        by = REPORTED_BY_LAUNCHER if loss.kind is LossKind.LAUNCHER_REPORT else REPORTED_BY_SEED
+        return _notify(MemberDied(node, self.membership.epoch, loss.text, by), others)
 
     # ------------------------------------------------------------ changing
 

@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TypeAlias
 
 from nexar.cluster.membership import Change, Departure, Member
 from nexar.types import NodeId
-from nexar.wire.control import Accept, Accepted, Chosen, Prepare, Promise, Rejected, Suspect
+from nexar.wire.control import MAX_CAUSE_CHARACTERS, Accept, Accepted, Chosen, Prepare, Promise, Rejected, Suspect
 
 # messages between nodes about the next membership
 MembershipMessage: TypeAlias = Suspect | Prepare | Promise | Accept | Accepted | Rejected | Chosen
+
+
+# -- losses
+
+
+class LossKind(Enum):
+    """How a loss was noticed. The value is the precedence: of two losses of one node the higher one is kept."""
+
+    SEED_CONNECTION_BROKEN = 1  # the seed's hint; the node itself may be well
+    LINK_BROKEN = 2  # a connection of this node to it ended or failed; a hint too
+    NO_ANSWER = 3  # it was silent to probes or heartbeats, or cannot be dialed
+    ENDED = 4  # its system refuses connections: no process listens
+    LAUNCHER_REPORT = 5  # its launcher knows how the process ended
+    LEFT = 6  # it announced that it leaves
+    RAISED = 7  # it announced that an exception ends it
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a node is gone. `text` and `traceback` are for people: decisions use the kind."""
+
+    kind: LossKind
+    text: str
+    traceback: str = ""  # of the exception that ended the node, if it sent one
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Neither a probe nor a dial can reach it again. A launcher's report is verified, so it is not."""
+        return self.kind in (LossKind.ENDED, LossKind.RAISED)
+
+    @property
+    def cause(self) -> str:
+        """At most MAX_CAUSE_CHARACTERS; the end of a traceback, whose last lines say most."""
+        if not self.traceback:
+            return self.text[:MAX_CAUSE_CHARACTERS]
+        head = f"{self.text}:\n"
+        return head + self.traceback[-(MAX_CAUSE_CHARACTERS - len(head)) :]
+
+    def outranks(self, other: Loss) -> bool:
+        """Whether this loss is kept, if both are reported of one node."""
+        return self.kind.value > other.kind.value
+
+    def after(self, hint: Loss) -> Loss:
+        """This loss with the hint that led to it."""
+        return self if hint.text == self.text else replace(self, text=f"{hint.text}; {self.text}")
 
 
 # -- events
@@ -18,10 +64,10 @@ MembershipMessage: TypeAlias = Suspect | Prepare | Promise | Accept | Accepted |
 
 @dataclass(frozen=True, slots=True)
 class PeerLossFound:
-    """This node cannot reach a member."""
+    """This node cannot reach a member. `willing`: it left, and no call needs it."""
 
     node: NodeId
-    cause: str
+    loss: Loss
     willing: bool = False
 
 
@@ -35,10 +81,10 @@ class PeerReachable:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFinished:
-    """`cause`: why the node cannot be reached; None if it can."""
+    """`loss`: why the node cannot be reached; None if it can."""
 
     node: NodeId
-    cause: str | None
+    loss: Loss | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
+    Loss,
     MembershipAction,
     MembershipDecided,
     MembershipInput,
@@ -198,7 +199,7 @@ class MembershipMachine:
         self._probe_results.clear()
 
     def suspects(self) -> Mapping[NodeId, str]:
-        return {node: each.cause for node, each in self._suspicions.items()}
+        return {node: each.loss.cause for node, each in self._suspicions.items()}
 
     def missing(self) -> list[NodeId]:
         asked = [] if self._agreement is None else self._agreement.missing()
@@ -241,12 +242,12 @@ class MembershipMachine:
         match event:
             case MessageReceived(sender, message):
                 return self._handle_message(sender, message, now)
-            case PeerLossFound(node, cause, willing):
-                return self._suspect(node, cause, now, willing=willing)
+            case PeerLossFound(node, loss, willing):
+                return self._suspect(node, loss, now, willing=willing)
             case PeerReachable(node, severed):
                 return self._reached(node, now, severed=severed)
-            case ProbeFinished(node, cause):
-                return self._probe_finished(node, cause, now)
+            case ProbeFinished(node, loss):
+                return self._probe_finished(node, loss, now)
             case ChangeRequested():
                 return self._want(event, now)
             case ResignRequested(cause):
@@ -296,14 +297,14 @@ class MembershipMachine:
         return node in self._suspicions or self._pending_changes.releases(node)
 
     def _suspect(
-        self, node: NodeId, cause: str, now: float, *, willing: bool = False, known_elsewhere: bool = False
+        self, node: NodeId, loss: Loss, now: float, *, willing: bool = False, known_elsewhere: bool = False
     ) -> list[MembershipAction]:
         # `known_elsewhere`: others know it, so it need not be sent at once.
         seed = self.membership.seed
         is_known = self.membership.rank_of(node) is not None or (seed is not None and seed.node == node)
         if node == self.me or not is_known:
             return []
-        if self._suspicions.add(node, cause, now, willing=willing):
+        if self._suspicions.add(node, loss, now, willing=willing):
             self._changed()
             if not (willing or known_elsewhere):
                 self._broadcast.add(node)
@@ -327,11 +328,11 @@ class MembershipMachine:
         if self._agreement is not None:
             self._agreement.withdraw()
 
-    def _probe_finished(self, node: NodeId, cause: str | None, now: float) -> list[MembershipAction]:
-        self._probe_results.record(node, now, reached=cause is None)
-        if cause is not None:
+    def _probe_finished(self, node: NodeId, loss: Loss | None, now: float) -> list[MembershipAction]:
+        self._probe_results.record(node, now, reached=loss is None)
+        if loss is not None:
             self._suspicions.probe_missed(node)
-            return self._suspect(node, cause, now, known_elsewhere=True)
+            return self._suspect(node, loss, now, known_elsewhere=True)
         disputed = node in self._suspicions and self._suspicions[node].disputes
         if disputed:
             self._drop_suspicion(node)

@@ -108,7 +108,7 @@ class PendingChanges:
         # The departure is quiet unless all members agreed on it: then they wait for the next epoch.
         known = suspicions[node]
         return Departure(
-            node, known.cause[-limit:], known.willing, suspicions.is_quiet(node) and node not in self._left
+            node, known.loss.cause[-limit:], known.willing, suspicions.is_quiet(node) and node not in self._left
         )
 
     def _checked(

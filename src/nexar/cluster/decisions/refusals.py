@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from nexar.wire.join import MAX_REASON_CHARACTERS, MAX_REFUSALS
 
+RefusalCode: TypeAlias = Literal["", "full", "incompatible", "nobody_left", "not_elastic", "wrong_secret"]
+"""What a program can act on; empty for the rest. They are sent: never reuse one."""
 _MAX_TEXT: Final = 200  # characters kept of a reason; it may quote an unauthenticated peer
 
 
 class Refusal(Exception):
-    """The text is the reason."""
+    """The text is the reason, for people."""
 
-    def __init__(self, reason: str, *further: str, expelled: int = 0, nobody_left: bool = False) -> None:
+    code: RefusalCode = ""  # of the class, unless the constructor gets another
+
+    def __init__(self, reason: str, *further: str, expelled: int = 0, code: RefusalCode | None = None) -> None:
         """`further`: facts and remedies, one line each. `expelled`: it was a member until this epoch."""
         super().__init__("; ".join((reason, *further)))
         self.lines = "\n".join(brief(each) for each in (reason, *further))
         self.expelled = expelled
-        self.nobody_left = nobody_left
+        self.code = self.code if code is None else code
 
 
 class NoRanksLeft(Refusal):
     """The requester may wait if the cluster is elastic."""
+
+    code = "full"
 
 
 class RefusalLog:

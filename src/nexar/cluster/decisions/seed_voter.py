@@ -16,6 +16,8 @@ from typing import Final, TypeAlias
 from nexar.cluster.decisions.admission_checks import JoinConnectionState
 from nexar.cluster.decisions.admission_events import NotifyConnections, PersistVote
 from nexar.cluster.decisions.membership_events import (
+    Loss,
+    LossKind,
     MembershipAction,
     MembershipDecided,
     MembershipInput,
@@ -89,8 +91,8 @@ class SeedVoter:
         match event:
             case MessageReceived(sender, message):
                 actions += self._handle_message(sender, message, now)
-            case ProbeFinished(node, cause):
-                self._probe_results.record(node, now, reached=cause is None)
+            case ProbeFinished(node, loss):
+                self._probe_results.record(node, now, reached=loss is None)
                 actions += self._agreement.recheck(lambda accept: self._check(accept, now))
         while self._agreement.chosen is not None:
             actions += self._adopt(self._agreement.chosen, now)
@@ -120,6 +122,7 @@ class SeedVoter:
         return [MembershipDecided(change), *(SendMessage(member.node, chosen) for member in before.members)]
 
 
+_NO_SESSION: Final = Loss(LossKind.SEED_CONNECTION_BROKEN, "it has no connection to the seed")
 PROBE_TIMEOUT: Final = 1.0  # seconds for a member to answer a liveness query
 
 # Perform in order. A Change was chosen: the membership moves on.
@@ -156,8 +159,8 @@ class SeedVoteService:
         probe = self._probes.get(node)
         return self._settle(node, None, now) if probe is not None and probe.number == number else []
 
-    def lost(self, node: NodeId, cause: str, now: float) -> list[VoteAction]:
-        return self._settle(node, cause, now) if node in self._probes else []
+    def lost(self, node: NodeId, loss: Loss, now: float) -> list[VoteAction]:
+        return self._settle(node, loss, now) if node in self._probes else []
 
     def returned(self, node: NodeId) -> list[VoteAction]:
         """A pending query is repeated on the new session."""
@@ -165,8 +168,8 @@ class SeedVoteService:
 
     def tick(self, now: float) -> list[VoteAction]:
         expired = [node for node, probe in self._probes.items() if probe.deadline <= now]
-        cause = f"it did not answer the seed within {format_seconds(PROBE_TIMEOUT)}"
-        settled = [action for node in expired for action in self._settle(node, cause, now)]
+        silence = Loss(LossKind.NO_ANSWER, f"it did not answer the seed within {format_seconds(PROBE_TIMEOUT)}")
+        settled = [action for node in expired for action in self._settle(node, silence, now)]
         return settled + self._step([Tick()], now)
 
     def due(self, now: float) -> float | None:
@@ -174,9 +177,9 @@ class SeedVoteService:
         seed_voter = self._seed_voter.due(now)
         return min(times if seed_voter is None else [*times, seed_voter], default=None)
 
-    def _settle(self, node: NodeId, cause: str | None, now: float) -> list[VoteAction]:
+    def _settle(self, node: NodeId, loss: Loss | None, now: float) -> list[VoteAction]:
         del self._probes[node]
-        return self._step([ProbeFinished(node, cause)], now)
+        return self._step([ProbeFinished(node, loss)], now)
 
     def _step(self, events: list[MembershipInput], now: float) -> list[VoteAction]:
         done: list[VoteAction] = []
@@ -198,7 +201,7 @@ class SeedVoteService:
         if node in self._probes:
             return
         if node not in self._sessions and not self._is_awaited(node):
-            events.append(ProbeFinished(node, "it has no connection to the seed"))
+            events.append(ProbeFinished(node, _NO_SESSION))
             return
         self._number += 1
         self._probes[node] = _SeedProbe(self._number, now + PROBE_TIMEOUT)

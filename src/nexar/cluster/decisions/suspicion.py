@@ -16,18 +16,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nexar.cluster.decisions.membership_events import NoProgress, SendMessage, StartProbe
+from nexar.cluster.decisions.membership_events import Loss, NoProgress, SendMessage, StartProbe
 from nexar.cluster.decisions.paxos import Agreement, Electorate
 from nexar.cluster.membership import Membership
 from nexar.types import NodeId
-from nexar.wire.control import MAX_CAUSE_CHARACTERS, Suspect
+from nexar.wire.control import Suspect
 
 
 @dataclass(slots=True)
 class Suspicion:
     """A node that this node cannot reach."""
 
-    cause: str
+    loss: Loss
     willing: bool
     since: float
     disputes: int = 0  # how often its removal failed because others reach it
@@ -87,15 +87,16 @@ class Suspicions(Mapping[NodeId, Suspicion]):
     def is_quiet(self, node: NodeId) -> bool:
         return node in self._willing
 
-    def add(self, node: NodeId, cause: str, now: float, *, willing: bool = False) -> bool:
-        """Returns whether anything changed. A leaving node's own cause replaces an earlier one."""
+    def add(self, node: NodeId, loss: Loss, now: float, *, willing: bool = False) -> bool:
+        """Returns whether anything changed. The loss of the higher precedence is kept."""
         known = self._all.get(node)
         if known is None:
-            self._all[node] = Suspicion(cause, willing, now)
+            self._all[node] = Suspicion(loss, willing, now)
             self._count(node, 1)
             self.newest = now
-        elif willing and not known.willing:
-            known.cause, known.willing = cause, True
+        else:
+            known.willing = known.willing or willing
+            known.loss = loss if loss.outranks(known.loss) else known.loss
         return self._categorize(node, now, urgent=not willing)
 
     def drop(self, node: NodeId) -> bool:
@@ -139,7 +140,7 @@ class Suspicions(Mapping[NodeId, Suspicion]):
         kept = Suspicions(me, membership)
         for node, each in self._all.items():
             if node == seed or membership.rank_of(node) is not None:
-                kept.add(node, each.cause, now, willing=each.willing and node in self._willing)
+                kept.add(node, each.loss, now, willing=each.willing and node in self._willing)
                 kept._all[node].willing = each.willing
         return kept
 
@@ -207,8 +208,7 @@ class SuspicionBroadcast:
         return [SendMessage(message.node, message)]
 
     def _message(self, node: NodeId) -> Suspect:
-        cause = self._suspicions[node].cause[-MAX_CAUSE_CHARACTERS:]
-        return Suspect(self._membership.epoch, node, self._me, cause)
+        return Suspect(self._membership.epoch, node, self._me, self._suspicions[node].loss.cause)
 
     def _lowest(self) -> list[NodeId]:
         # The lowest ranks that are reachable, without mine.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Final
 
-from nexar.cluster.decisions.membership_events import ChangeRequested, PeerLossFound, ResignRequested
+from nexar.cluster.decisions.membership_events import ChangeRequested, Loss, LossKind, PeerLossFound, ResignRequested
 from nexar.cluster.membership import Departure, Member, Membership, PinnedNode
 from nexar.testing.simulator.laws import ReferenceElectorate
 from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, SimulatedMember, SimulatedSeed
@@ -108,22 +108,22 @@ class SimulatedCluster:
             return
         member.die("with its host" if silent else "killed")
         if not silent:
-            self._notify(member, "its process has ended", willing=False)
+            self._notify(member, Loss(LossKind.ENDED, "its process has ended"), willing=False)
 
     def leave(self, node: NodeId) -> None:
         member = self.members[node]
         if member.running:
             member.die("it leaves")
-            self._notify(member, "it has left", willing=True)
+            self._notify(member, Loss(LossKind.LEFT, "it has left"), willing=True)
 
-    def _notify(self, gone: SimulatedMember, cause: str, *, willing: bool) -> None:
+    def _notify(self, gone: SimulatedMember, loss: Loss, *, willing: bool) -> None:
         """Notifies the watchers, or all members if it announced its departure."""
         others = [each.node for each in self.last.members] if willing else gone.connected_peers()
         for other in others:
             listener = self.members[other]
             if other != gone.node and self.world.network.open(gone.node, other):
                 seconds = 0.001 + self.world.random.random() * 0.03 + self.world.network.lag(other)
-                self.world.timeline.after(seconds, _loss_event(listener, PeerLossFound(gone.node, cause, willing)))
+                self.world.timeline.after(seconds, _loss_event(listener, PeerLossFound(gone.node, loss, willing)))
 
     def resign(self, node: NodeId) -> None:
         self.members[node].handle(ResignRequested("it wants to"))

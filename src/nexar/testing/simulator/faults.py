@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from nexar.cluster.decisions.membership_events import PeerLossFound
+from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound
 from nexar.testing.simulator.cluster import SimulatedCluster
 from nexar.testing.simulator.nodes import SimulatedMember
 from nexar.testing.simulator.world import NetworkConditions, Partition
@@ -229,13 +229,16 @@ def random_kinds(random: Random) -> tuple[str, ...]:
     return tuple(random.sample(_KINDS, random.randint(2, 5)))
 
 
+_BROKEN: Final = Loss(LossKind.LINK_BROKEN, "the connection broke and cannot be made again")
+
+
 def _lost_connection(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
     """Reports that the connection broke, if it cannot be re-established."""
 
     def report_loss() -> None:
         knows = one.membership_machine is not None and one.membership_machine.membership.rank_of(other.node) is not None
         if knows and not one.reaches(other.node):
-            one.handle(PeerLossFound(other.node, "the connection broke and cannot be made again"))
+            one.handle(PeerLossFound(other.node, _BROKEN))
 
     return lambda: one.when_running(report_loss)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
+    Loss,
     MembershipAction,
     MembershipDecided,
     MembershipInput,
@@ -102,7 +103,7 @@ class Laws:
                 self._willing |= {lost} if willing else set()
             case PeerReachable(node=found):
                 self._unreachable[node].discard(found)
-            case ProbeFinished(node=lost, cause=cause) if cause is not None:
+            case ProbeFinished(node=lost, loss=Loss()):
                 self._unreachable[node].add(lost)
             case ChangeRequested(left=left):
                 self._willing |= {departure.node for departure in left}

@@ -15,6 +15,8 @@ from typing import Final, Protocol, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import FailureDetector, watched, watchers
 from nexar.cluster.decisions.membership_events import (
+    Loss,
+    LossKind,
     MembershipAction,
     MembershipDecided,
     MembershipInput,
@@ -188,8 +190,8 @@ class SimulatedNode:
         self._world.send(self.node, node, message)
 
     def _probe(self, node: NodeId) -> None:
-        seconds, cause = self._world.probe_takes(self.node, node)
-        self._world.timeline.after(seconds, lambda: self.handle(ProbeFinished(node, cause)))
+        seconds, loss = self._world.probe_takes(self.node, node)
+        self._world.timeline.after(seconds, lambda: self.handle(ProbeFinished(node, loss)))
 
     def _adopted(self, change: Change) -> None:
         pass
@@ -363,7 +365,7 @@ class SimulatedMember(SimulatedNode):
     def _check_peers(self) -> None:
         for finding in self._detector.tick(self.now()):
             if finding.is_loss:
-                self.handle(PeerLossFound(finding.node, finding.state))
+                self.handle(PeerLossFound(finding.node, Loss(LossKind.NO_ANSWER, finding.state)))
             elif finding.state == "alive":
                 self.find(finding.node)
         for suspect in list(self.membership_machine.suspects()) if self.membership_machine is not None else ():

@@ -19,6 +19,8 @@ from typing import Final, Protocol
 from nexar.cluster.decisions.failure_detector import LONGEST, STEPS_PER_ANSWER
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
+    Loss,
+    LossKind,
     MembershipInput,
     MembershipMessage,
     MessageReceived,
@@ -166,12 +168,12 @@ def describe_event(node: NodeId, event: MembershipInput) -> str:
     match event:
         case MessageReceived(sender=sender, message=message):
             return f"{node} ← {sender}: {describe_message(message)}"
-        case PeerLossFound(node=lost, willing=willing, cause=cause):
-            return f"{node} loses {lost}{' (willing)' if willing else ''}: {cause}"
+        case PeerLossFound(node=lost, willing=willing, loss=loss):
+            return f"{node} loses {lost}{' (willing)' if willing else ''}: {loss.text}"
         case PeerReachable(node=found, severed=severed):
             return f"{node} finds {found}{' (severed)' if severed else ''}"
-        case ProbeFinished(node=probed, cause=cause):
-            return f"{node} has probed {probed}: {cause or 'it answers'}"
+        case ProbeFinished(node=probed, loss=found):
+            return f"{node} has probed {probed}: {'it answers' if found is None else found.text}"
         case ChangeRequested():
             joined, left = [each.node for each in event.joined], [each.node for each in event.left]
             return f"{node} wants {joined} in, {left} out"
@@ -195,6 +197,8 @@ STUCK_TIMEOUT: Final = Config().stuck_timeout
 PROBE_TIMEOUT: Final = 1.0
 LONGEST_PROBE: Final = 3.0  # of a process that does not answer
 RECOVERY_TIMEOUT: Final = 15.0
+_SILENCE: Final = Loss(LossKind.NO_ANSWER, "no answer")
+_ENDED: Final = Loss(LossKind.ENDED, "its process has ended")
 
 
 class NodeView(Protocol):
@@ -243,17 +247,17 @@ class SimulationContext:
         asked = self.nodes.get(destination)
         return asked is not None and asked.running and self.network.both_ways(source, destination)
 
-    def probe_takes(self, source: NodeId, destination: NodeId) -> tuple[float, str | None]:
+    def probe_takes(self, source: NodeId, destination: NodeId) -> tuple[float, Loss | None]:
         """The seconds that a probe takes, and why it fails; None if it is answered."""
         fast = 0.001 + self.random.random() * 0.02 + self.network.lag(source, destination)
         delay = self.own_delay(source)
         asked = self.nodes.get(destination)
         if asked is None or not self.network.both_ways(source, destination):
-            return PROBE_TIMEOUT + delay, "no answer"
+            return PROBE_TIMEOUT + delay, _SILENCE
         if not asked.alive:
-            return fast, "its process has ended"
+            return fast, _ENDED
         if not asked.running or fast > LONGEST_PROBE + delay:
-            return LONGEST_PROBE + delay, "no answer"
+            return LONGEST_PROBE + delay, _SILENCE
         return fast, None
 
     def own_delay(self, node: NodeId) -> float:

@@ -232,8 +232,8 @@ def explain(error: EOFError | OSError | FrameError | HelloError) -> HandshakeFai
 
 
 def _explain_tls(error: ssl.SSLError) -> HandshakeFailed:
-    name = error.reason or str(error)
-    words = name.replace("_", " ").lower()
+    name = error.reason or ""  # OpenSSL's name of the error; other texts decide nothing
+    words = name.replace("_", " ").lower() or str(error)
     if "ALERT" in name:
         return HandshakeFailed(
             f"it rejected the handshake: {words}", verification=any(part in name for part in _REFUSALS)

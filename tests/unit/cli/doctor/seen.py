@@ -38,10 +38,12 @@ def machine(**changes):
 
 
 def report(rank, host, *reaches, fixed_port=True, **changes):
-    """Of a rank on this host; `reaches` are (dest, scheme, round trip or problem)."""
+    """Of a rank on this host; `reaches` are (dest, scheme, round trip, problem, or None if it is not offered)."""
     seen = []
     for dest, scheme, found in reaches:
-        if isinstance(found, str):
+        if found is None:
+            seen.append(Reach(rank, dest, scheme, problem="whatever it says", offered=False))
+        elif isinstance(found, str):
             seen.append(Reach(rank, dest, scheme, problem=found))
         else:
             seen.append(

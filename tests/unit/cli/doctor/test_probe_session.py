@@ -9,7 +9,6 @@ from nexar import Config
 from nexar.cli.doctor.command import _OwnSeed
 from nexar.cli.doctor.observations import DoctorFinding
 from nexar.cli.doctor.probe_session import ProbeConnection, ProbeSession, session_timeout
-from nexar.cli.doctor.reachability import NOT_OFFERED
 from nexar.cluster.handshake import send_control
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
@@ -92,7 +91,7 @@ def test_rank_0_goes_on_without_a_report_that_does_not_come(practice):
 
 def test_a_transport_that_nobody_offers_is_not_dialed(practice):
     practice.adopt()
-    assert {reach.problem for reach in practice.doctors[0].dial_all(0)} == {NOT_OFFERED}
+    assert {reach.offered for reach in practice.doctors[0].dial_all(0)} == {False}
 
 
 def test_a_doctor_hangs_up_on_who_is_none(practice):

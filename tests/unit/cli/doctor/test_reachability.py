@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from nexar.cli.doctor.observations import Attachment, Limits, ListenPort, Reach, RoundTrip, Version
-from nexar.cli.doctor.reachability import NOT_OFFERED, cluster_findings, machine_findings, skews
+from nexar.cli.doctor.reachability import cluster_findings, machine_findings, skews
 from tests.unit.cli.doctor.seen import machine, report, reports
 
 SMALL = Limits(open_files=20_000, receive_buffer_bytes=212_992, send_buffer_bytes=4 << 20)
@@ -108,7 +108,8 @@ def test_two_hosts_that_cannot_reach_each_other_are_reported_once():
 
 
 def test_a_transport_that_one_side_does_without_is_nobodys_fault():
-    assert cluster_findings(two((NOT_OFFERED, GOOD), (NOT_OFFERED, GOOD)), 2) == []
+    assert cluster_findings(two((None, GOOD), (None, GOOD)), 2) == []
+    assert cluster_findings(two(("not offered", GOOD), (GOOD, GOOD)), 2), "its words do not make it so"
 
 
 def test_many_ranks_of_one_host_find_out_one_thing():

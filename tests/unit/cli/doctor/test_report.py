@@ -2,11 +2,10 @@ import json
 
 from nexar.cli.doctor import report as doctor_report
 from nexar.cli.doctor.observations import DoctorFinding
-from nexar.cli.doctor.reachability import NOT_OFFERED
 from tests.unit.cli.doctor.seen import HEALTHY, machine, report, reports
 
 SEEN = reports(
-    report(0, "a", (1, "quic", 50e-6), (1, "tls", "refused"), (2, "quic", NOT_OFFERED)),
+    report(0, "a", (1, "quic", 50e-6), (1, "tls", "refused"), (2, "quic", None)),
     report(1, "b", (0, "quic", 2e-3), (0, "tls", 60e-6)),
 )
 
@@ -64,7 +63,7 @@ def test_json_has_everything_that_was_seen():
     assert found["machine"]["interfaces"][1]["mtu_bytes"] == 1500
     assert found["ranks"][0]["reaches"][1] == {
         "source": 0, "dest": 1, "scheme": "tls", "round_trip": None, "problem": "refused", "mtu_bytes": None,
-        "skew": None,
+        "skew": None, "offered": True,
     }  # fmt: skip
     assert found["clock_skew"] == {"0": 0.0, "1": 0.0}
     assert found["findings"] == [{"text": "open port 4000", "needed": True}]

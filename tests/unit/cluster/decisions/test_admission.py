@@ -248,8 +248,12 @@ def test_nobody_reports_the_children_of_others(committed: bool) -> None:
 
 def test_a_wrong_proof_is_refused_and_changes_nothing() -> None:
     admission = an_admission(1)
-    assert only(admission.join(1, knows_secret=False), RefuseConnection) == RefuseConnection(1, WRONG_SECRET)
-    assert only(admission.reserve(2, 1, ok=False), RefuseConnection) == RefuseConnection(2, WRONG_SECRET)
+    assert only(admission.join(1, knows_secret=False), RefuseConnection) == RefuseConnection(
+        1, WRONG_SECRET, code="wrong_secret"
+    )
+    assert only(admission.reserve(2, 1, ok=False), RefuseConnection) == RefuseConnection(
+        2, WRONG_SECRET, code="wrong_secret"
+    )
     assert only(admission.join(3, node=1), CommitMembership).connections == (3,)
 
 

@@ -131,13 +131,24 @@ def test_a_joiner_that_comes_back_on_another_line_waits_once() -> None:
 def test_above_the_maximum_joiners_are_refused_with_that_reason() -> None:
     admission = formed(most=3)
     admission.join(3)
-    assert "no more than 3 are allowed" in only(admission.join(4), RefuseConnection).reason
+    refused = only(admission.join(4), RefuseConnection)
+    assert "no more than 3 are allowed" in refused.reason
+    assert refused.code == "full"
     admission.feed(ConnectionEnded(1, "killed"))  # who died makes room for who is started in its place
     assert every(admission.join(5), AdmitNode)
 
 
 def test_a_cluster_that_is_not_elastic_refuses_them() -> None:
-    assert only(formed(elastic=False).join(3), RefuseConnection).reason == LATE
+    assert only(formed(elastic=False).join(3), RefuseConnection) == RefuseConnection(3, LATE, code="not_elastic")
+
+
+def test_who_waits_or_comes_when_the_last_member_is_gone_is_refused_with_that_code() -> None:
+    admission = formed()
+    admission.join(3)
+    admission.feed(ConnectionEnded(1, "killed"))
+    waited = only(admission.feed(ConnectionEnded(2, "killed")), RefuseConnection)
+    came = only(admission.join(4), RefuseConnection)
+    assert [(each.connection, each.code) for each in (waited, came)] == [(3, "nobody_left"), (4, "nobody_left")]
 
 
 def test_a_known_node_does_not_join_as_somebody_else() -> None:
@@ -236,7 +247,7 @@ def test_a_line_that_breaks_is_a_hint_for_the_other_members() -> None:
     admission = formed()
     admission.join(3)
     ((died, to),) = notified(admission.feed(ConnectionEnded(1, "reset")), MemberDied)
-    assert (died, to) == (MemberDied(1, 1, "its connection to the seed broke: reset"), (2,))
+    assert (died, to) == (MemberDied(1, 1, "its connection to the seed broke: reset", "seed"), (2,))
 
 
 def test_a_closing_message_is_none() -> None:
@@ -246,7 +257,7 @@ def test_a_closing_message_is_none() -> None:
 def test_the_death_of_a_child_is_a_hint_also_when_ranks_have_moved() -> None:
     admission = formed()
     ((died, to),) = notified(admission.feed(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied)
-    assert (died, to) == (MemberDied(1, 1, "was killed by SIGKILL"), (2,))
+    assert (died, to) == (MemberDied(1, 1, "was killed by SIGKILL", "launcher"), (2,))
     choose(admission, left=(Departure(1, "gone"),))
     assert notified(admission.feed(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied) == []
     assert "which it is not" in only(admission.feed(ChildReported(51, 1, "killed")), RefuseConnection).reason

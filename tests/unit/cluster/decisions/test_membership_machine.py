@@ -25,6 +25,7 @@ from nexar.cluster.decisions.membership_machine import KEPT, DecidedChanges, Mem
 from nexar.cluster.decisions.proposal import WILLING_DELAY
 from nexar.cluster.membership import Change, Departure
 from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Prepare, Promise, Rejected
+from tests.losses import left, silent
 from tests.unit.cluster.decisions.voters import SEED_NODE, Parliament, a_member, a_membership
 
 
@@ -118,7 +119,7 @@ def test_a_proposer_may_die_between_any_two_messages_and_nobody_notices_it_but_t
     house.dead.add(1)
     house.run(0.2)
     for node in (2, 3):
-        house.feed(node, PeerLossFound(1, "silence"))
+        house.feed(node, PeerLossFound(1, silent()))
     house.run(3.0)
     assert house.agreed() == [2, 3]
 
@@ -132,7 +133,7 @@ def test_one_watcher_is_enough_the_others_look_for_themselves() -> None:
 
 def test_nobody_is_removed_on_the_report_of_one_node_alone() -> None:
     house = Parliament(5)
-    house.feed(1, PeerLossFound(5, "I just say so"))
+    house.feed(1, PeerLossFound(5, silent("I just say so")))
     house.run(0.5)
     assert house.agreed() == [1, 2, 3, 4, 5]
     assert not house.adopted
@@ -145,7 +146,7 @@ def test_two_ranks_and_the_seed_go_on_when_one_dies_and_without_the_seed_there_i
     assert house.agreed() == [1]
     house = Parliament(2)
     house.dead.add(SEED_NODE)
-    house.feed_all(PeerLossFound(SEED_NODE, "it ended"))
+    house.feed_all(PeerLossFound(SEED_NODE, silent("it ended")))
     house.kill(2)
     house.run(0.5)
     (stall,) = house.stalls[1]
@@ -157,10 +158,10 @@ def test_an_even_split_is_decided_by_the_side_that_has_the_seed_and_the_other_is
     house = Parliament(4)
     house.split([1, 2], [3, 4, SEED_NODE])
     for here, there in ((1, 3), (1, 4), (2, 3), (2, 4)):
-        house.feed(here, PeerLossFound(there, "silence"))
-        house.feed(there, PeerLossFound(here, "silence"))
-    house.feed(1, PeerLossFound(SEED_NODE, "silence"))
-    house.feed(2, PeerLossFound(SEED_NODE, "silence"))
+        house.feed(here, PeerLossFound(there, silent()))
+        house.feed(there, PeerLossFound(here, silent()))
+    house.feed(1, PeerLossFound(SEED_NODE, silent()))
+    house.feed(2, PeerLossFound(SEED_NODE, silent()))
     house.run(2.0)
     assert house.nodes_of(3) == house.nodes_of(4) == [3, 4]
     assert {node: len(stalls) for node, stalls in house.stalls.items()} == {1: 1, 2: 1}
@@ -175,8 +176,8 @@ def test_of_three_and_two_the_three_go_on() -> None:
     house.split([1, 2], [3, 4, 5, SEED_NODE])
     for here in (1, 2):
         for there in (3, 4, 5):
-            house.feed(here, PeerLossFound(there, "silence"))
-            house.feed(there, PeerLossFound(here, "silence"))
+            house.feed(here, PeerLossFound(there, silent()))
+            house.feed(there, PeerLossFound(here, silent()))
     house.run(5.0)
     assert house.nodes_of(5) == [3, 4, 5]
     assert house.nodes_of(1) == [1, 2, 3, 4, 5]
@@ -188,7 +189,7 @@ def test_when_all_are_apart_nobody_goes_on() -> None:
     house.split([1], [2], [3], [SEED_NODE])
     for here in (1, 2, 3):
         for there in (1, 2, 3):
-            house.feed(here, PeerLossFound(there, "silence"))
+            house.feed(here, PeerLossFound(there, silent()))
     house.run(5.0)
     assert not house.adopted
     assert set(house.stalls) == {1, 2, 3}
@@ -198,8 +199,8 @@ def test_when_all_are_apart_nobody_goes_on() -> None:
 def test_of_two_that_only_cannot_reach_each_other_the_higher_rank_leaves_and_is_notified_why(size: int) -> None:
     house = Parliament(size)
     house.cut.add(frozenset((1, size)))
-    house.feed(1, PeerLossFound(size, "silence"))
-    house.feed(size, PeerLossFound(1, "silence"))
+    house.feed(1, PeerLossFound(size, silent()))
+    house.feed(size, PeerLossFound(1, silent()))
     house.run(10.0)
     assert house.agreed() == list(range(1, size))
     assert house.expelled[size].reason == f"rank {size - 1} cannot reach rank 0, which the others reach"
@@ -208,7 +209,7 @@ def test_of_two_that_only_cannot_reach_each_other_the_higher_rank_leaves_and_is_
 def test_the_higher_one_leaves_too_if_only_the_lower_one_noticed() -> None:
     house = Parliament(5)
     house.cut.add(frozenset((2, 4)))
-    house.feed(2, PeerLossFound(4, "silence"))
+    house.feed(2, PeerLossFound(4, silent()))
     house.run(10.0)
     assert house.agreed() == [1, 2, 3, 5]
     assert "cannot reach rank 1" in house.expelled[4].reason
@@ -217,8 +218,8 @@ def test_the_higher_one_leaves_too_if_only_the_lower_one_noticed() -> None:
 def test_a_way_that_comes_back_in_time_costs_nobody_the_place() -> None:
     house = Parliament(5)
     house.cut.add(frozenset((2, 4)))
-    house.feed(2, PeerLossFound(4, "silence"))
-    house.feed(4, PeerLossFound(2, "silence"))
+    house.feed(2, PeerLossFound(4, silent()))
+    house.feed(4, PeerLossFound(2, silent()))
     house.run(0.05)
     house.cut.clear()
     house.feed(2, PeerReachable(4))
@@ -230,7 +231,7 @@ def test_a_way_that_comes_back_in_time_costs_nobody_the_place() -> None:
 
 def test_a_connection_that_was_made_anew_gives_a_successor_with_the_same_members() -> None:
     house = Parliament(4)
-    house.feed(2, PeerLossFound(4, "reset"))
+    house.feed(2, PeerLossFound(4, silent("reset")))
     house.feed(2, PeerReachable(4, severed=True))
     house.feed(4, PeerReachable(2, severed=True))
     house.run(1.0)
@@ -279,7 +280,7 @@ def test_a_joiner_is_accepted_only_where_it_is_known_and_one_who_learns_later_ag
 def test_who_left_willingly_is_cleared_away_after_a_while() -> None:
     house = Parliament(4)
     house.dead.add(4)
-    house.feed_all(PeerLossFound(4, "bye", willing=True))
+    house.feed_all(PeerLossFound(4, left(), willing=True))
     house.run(WILLING_DELAY - 0.1)
     assert not house.adopted
     house.run(0.5)
@@ -290,8 +291,8 @@ def test_who_has_closed_goes_quietly_and_who_is_needed_does_not() -> None:
     house = Parliament(4)
     house.dead.update((3, 4))
     for node in (3, 4):
-        house.feed_all(PeerLossFound(node, "bye", willing=True))
-    house.feed(2, PeerLossFound(4, "somebody needs it"))
+        house.feed_all(PeerLossFound(node, left(), willing=True))
+    house.feed(2, PeerLossFound(4, silent("somebody needs it")))
     house.run(WILLING_DELAY + 1.0)
     assert house.agreed() == [1, 2]
     departures = {each.node: each for adopt in house.adopted[1] for each in adopt.change.left}
@@ -305,7 +306,7 @@ def test_who_leave_one_after_another_leave_a_majority_behind_each_time() -> None
     house = Parliament(5)
     for node in (5, 3, 4):
         house.dead.add(node)
-        house.feed_all(PeerLossFound(node, "bye", willing=True))
+        house.feed_all(PeerLossFound(node, left(), willing=True))
         house.run(WILLING_DELAY + 1.0)
     assert house.agreed() == [1, 2]
     house.kill(1)
@@ -317,7 +318,7 @@ def test_who_leave_one_after_another_leave_a_majority_behind_each_time() -> None
 def test_where_no_majority_is_left_who_has_closed_is_no_reason_to_say_so() -> None:
     house = Parliament(2, seed=False)
     house.dead.add(2)
-    house.feed(1, PeerLossFound(2, "bye", willing=True))
+    house.feed(1, PeerLossFound(2, left(), willing=True))
     house.run(60.0)
     assert not house.adopted
     assert not house.stalls
@@ -326,7 +327,7 @@ def test_where_no_majority_is_left_who_has_closed_is_no_reason_to_say_so() -> No
 def test_under_the_manual_policy_who_has_closed_goes_and_who_is_lost_does_not() -> None:
     house = Parliament(5, active=False)
     house.dead.add(5)
-    house.feed_all(PeerLossFound(5, "bye", willing=True))
+    house.feed_all(PeerLossFound(5, left(), willing=True))
     house.kill(4)
     house.run(WILLING_DELAY + 1.0)
     assert house.nodes_of(1) == [1, 2, 3, 4]
@@ -351,7 +352,7 @@ def test_what_all_agreed_on_survives_that_somebody_goes_quietly() -> None:
 def test_something_urgent_takes_the_willing_along() -> None:
     house = Parliament(5)
     house.dead.add(4)
-    house.feed_all(PeerLossFound(4, "bye", willing=True))
+    house.feed_all(PeerLossFound(4, left(), willing=True))
     house.kill(5)
     house.run(0.05)
     assert house.agreed() == [1, 2, 3]
@@ -401,7 +402,7 @@ def test_who_missed_several_changes_receives_all_of_them_in_order() -> None:
         house.run(0.5)
     assert house.member(7).membership.epoch == 1
     house.cut.clear()
-    house.feed(7, PeerLossFound(1, "silence"))
+    house.feed(7, PeerLossFound(1, silent()))
     house.run(3.0)
     assert house.agreed() == [3, 4, 5, 6, 7]
     assert [adopt.change.epoch for adopt in house.adopted[7]] == [2, 3]
@@ -433,7 +434,7 @@ def test_chosen_changes_bring_others_up_to_date() -> None:
 
 def test_a_voter_that_claims_to_have_accepted_what_is_no_change_binds_nobody() -> None:
     me = MembershipMachine(1, a_membership(3), recovery_timeout=10.0, random=Random(1))
-    actions = me.step(PeerLossFound(3, "silence"), 0.0)
+    actions = me.step(PeerLossFound(3, silent()), 0.0)
     moment = 0.0
     while not (
         asked := [
@@ -471,7 +472,7 @@ def test_a_forged_chosen_is_ignored(value: bytes) -> None:
 
 def asking(me: MembershipMachine, lost: int, *voters: int) -> tuple[BallotNumber, float]:
     """Let it find this member lost, and propose its removal, for which these promise their votes."""
-    actions, moment = me.step(PeerLossFound(lost, "silence"), 0.0), 0.0
+    actions, moment = me.step(PeerLossFound(lost, silent()), 0.0), 0.0
     actions += me.step(Tick(), moment)
     while not (
         asked := [
@@ -490,7 +491,7 @@ def asking(me: MembershipMachine, lost: int, *voters: int) -> tuple[BallotNumber
 def test_votes_that_come_after_a_suspect_was_found_again_remove_nobody(others: tuple[int, ...]) -> None:
     me = MembershipMachine(1, a_membership(5), recovery_timeout=10.0, random=Random(1))
     for other in others:
-        me.step(PeerLossFound(other, "silence"), 0.0)
+        me.step(PeerLossFound(other, silent()), 0.0)
     ballot, moment = asking(me, 5, 2, 3)
     me.step(PeerReachable(5), moment)
     for voter in (2, 3):
@@ -515,6 +516,6 @@ def test_a_good_probe_of_a_disputed_suspect_clears_it() -> None:
 
 def test_a_good_probe_of_a_suspect_that_nobody_disputes_clears_nothing() -> None:
     me = MembershipMachine(1, a_membership(5), recovery_timeout=10.0, random=Random(1))
-    me.step(PeerLossFound(5, "silence"), 0.0)
+    me.step(PeerLossFound(5, silent()), 0.0)
     me.step(ProbeFinished(5, None), 0.01)
     assert 5 in me.suspects()

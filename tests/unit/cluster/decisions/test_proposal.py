@@ -27,6 +27,7 @@ from nexar.cluster.decisions.proposal import (
 from nexar.cluster.decisions.suspicion import ProbeResults, Suspicions
 from nexar.cluster.membership import Change, Departure
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, MAX_MESSAGE_BYTES, Accept, BallotNumber, Promise, Rejected
+from tests.losses import left, silent
 from tests.unit.cluster.decisions.voters import SEED_NODE, a_member, a_membership
 
 FIVE = a_membership(5)
@@ -42,7 +43,7 @@ class Scene:
         self.requests = PendingChanges(me, FIVE)
         self.probe_results = ProbeResults(1.0)
         for node in suspects:
-            self.suspicions.add(node, "silence", 0.0)
+            self.suspicions.add(node, silent(), 0.0)
         self.disputes = DisputeResolver(
             me - 1, FIVE, self.suspicions, self.requests, self.probe_results, probe_timeout=1.0
         )
@@ -260,7 +261,7 @@ def test_without_a_reason_it_is_nobodys_turn() -> None:
 @pytest.mark.parametrize(("rank", "position"), [(0, 0), (1, 1), (3, 3)])
 def test_each_waits_for_those_before_it(rank: int, position: int) -> None:
     proposer = ProposerScene(rank)
-    proposer.suspicions.add(5, "silence", 1.0)
+    proposer.suspicions.add(5, silent(), 1.0)
     assert proposer.mine() == pytest.approx(1.0 + TURN_STAGGER * position)
     assert proposer.mine(may_remove_lost=False) is None
     assert proposer.turns.must_decide(may_remove_lost=True)
@@ -270,13 +271,13 @@ def test_each_waits_for_those_before_it(rank: int, position: int) -> None:
 def test_nobody_waits_for_the_dead() -> None:
     proposer = ProposerScene(2)
     for node in (1, 2):
-        proposer.suspicions.add(node, "silence", 1.0)
+        proposer.suspicions.add(node, silent(), 1.0)
     assert proposer.mine() == 1.0
 
 
 def test_who_left_willingly_presses_nobody() -> None:
     proposer = ProposerScene(0)
-    proposer.suspicions.add(5, "bye", 1.0, willing=True)
+    proposer.suspicions.add(5, left(), 1.0, willing=True)
     assert proposer.mine() == 1.0 + WILLING_DELAY
     assert proposer.mine(may_remove_lost=False) == 1.0 + WILLING_DELAY, "it disturbs nobody, whatever the policy is"
     assert not proposer.turns.must_decide(may_remove_lost=True)
@@ -285,7 +286,7 @@ def test_who_left_willingly_presses_nobody() -> None:
 def test_where_the_votes_of_those_who_left_are_missing_nobody_proposes_to_go_on_without_them() -> None:
     proposer = ProposerScene(0)
     for node in (3, 4, 5):
-        proposer.suspicions.add(node, "bye", 1.0, willing=True)
+        proposer.suspicions.add(node, left(), 1.0, willing=True)
     assert proposer.mine() is None
     proposer.suspicions.drop(3)
     assert proposer.mine() == 1.0 + WILLING_DELAY
@@ -315,14 +316,14 @@ def test_who_resigns_waits_for_nobody() -> None:
 
 def test_a_lower_rank_that_proposes_is_let_unless_it_dies() -> None:
     proposer = ProposerScene(1)
-    proposer.suspicions.add(5, "silence", 1.0)
+    proposer.suspicions.add(5, silent(), 1.0)
     proposer.turns.saw_proposal(3, 1.05)
     assert proposer.mine() == pytest.approx(1.1), "a higher rank is not waited for"
     proposer.turns.saw_proposal(1, 1.05)
     turn = proposer.mine()
     assert turn is not None
     assert turn > 2.0
-    proposer.suspicions.add(1, "its process ended", 1.1)
+    proposer.suspicions.add(1, silent("its process ended"), 1.1)
     assert proposer.mine() == 1.0
 
 
@@ -342,7 +343,7 @@ def test_without_a_request_there_is_nothing_to_propose() -> None:
 
 def test_a_draft_takes_in_all_that_is_known() -> None:
     requests, suspicions = some()
-    suspicions.add(4, "silence", 1.0)
+    suspicions.add(4, silent(), 1.0)
     bye = Departure(1, "bye", willing=True)
     requests.want(ChangeRequested(joined=(a_member(9),), left=(bye,), renewed=(7, 5)), 1.0)
     requests.sever(3, 1.0)
@@ -357,8 +358,8 @@ def test_a_draft_takes_in_all_that_is_known() -> None:
 def test_who_has_closed_goes_quietly_unless_it_is_needed_or_all_have_agreed_on_it() -> None:
     requests, suspicions = some()
     for node in (1, 3, 4):
-        suspicions.add(node, "bye", 1.0, willing=True)
-    suspicions.add(3, "needed", 2.0)
+        suspicions.add(node, left(), 1.0, willing=True)
+    suspicions.add(3, silent("needed"), 2.0)
     requests.want(ChangeRequested(left=(Departure(4, "it asked for it", willing=True),)), 2.0)
     draft = requests.draft(suspicions)
     assert draft is not None
@@ -371,10 +372,10 @@ def test_who_has_closed_goes_quietly_unless_it_is_needed_or_all_have_agreed_on_i
 
 def test_where_losses_are_no_reason_only_who_has_closed_goes() -> None:
     requests, suspicions = some()
-    suspicions.add(3, "silence", 1.0)
+    suspicions.add(3, silent(), 1.0)
     requests.severed.add((1, 2))
     assert requests.draft(suspicions, may_remove_lost=False) is None
-    suspicions.add(4, "bye", 1.0, willing=True)
+    suspicions.add(4, left(), 1.0, willing=True)
     draft = requests.draft(suspicions, may_remove_lost=False)
     assert draft is not None
     assert ([each.node for each in draft.left], draft.severed) == ([4], ())
@@ -407,7 +408,7 @@ def test_what_is_so_already_is_not_wanted() -> None:
 def test_a_pair_of_which_one_goes_is_not_severed() -> None:
     requests, suspicions = some()
     requests.sever(4, 1.0)
-    suspicions.add(4, "silence", 1.0)
+    suspicions.add(4, silent(), 1.0)
     draft = requests.draft(suspicions)
     assert draft is not None
     assert draft.severed == ()
@@ -415,7 +416,7 @@ def test_a_pair_of_which_one_goes_is_not_severed() -> None:
 
 def test_who_is_suspected_and_released_leaves_once() -> None:
     requests, suspicions = some()
-    suspicions.add(4, "silence", 1.0)
+    suspicions.add(4, silent(), 1.0)
     requests.want(ChangeRequested(left=(Departure(4, "bye", willing=True),)), 1.0)
     draft = requests.draft(suspicions)
     assert draft is not None
@@ -424,7 +425,7 @@ def test_who_is_suspected_and_released_leaves_once() -> None:
 
 def test_who_resigns_proposes_only_that() -> None:
     requests, suspicions = some()
-    suspicions.add(4, "silence", 1.0)
+    suspicions.add(4, silent(), 1.0)
     requests.resign("done")
     assert requests.draft(suspicions) == Change(2, left=(Departure(2, "done", willing=True),))
     requests.stay()
@@ -441,12 +442,12 @@ def test_however_many_left_with_long_stories_the_change_fits_into_a_message() ->
     many = a_membership(2001)
     suspicions = Suspicions(1, many)
     for node in range(2, 1001):
-        suspicions.add(node, "x" * 10_000, 1.0)
+        suspicions.add(node, silent("x" * 10_000), 1.0)
     draft = PendingChanges(1, many).draft(suspicions)
     assert draft is not None
     assert len(draft.encode()) < MAX_MESSAGE_BYTES / 2
     few = Suspicions(1, many)
-    few.add(2, "x" * 10_000, 1.0)
+    few.add(2, silent("x" * 10_000), 1.0)
     draft = PendingChanges(1, many).draft(few)
     assert draft is not None
     assert len(draft.left[0].cause) == MAX_CAUSE_CHARACTERS

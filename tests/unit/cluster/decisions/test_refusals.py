@@ -1,6 +1,7 @@
 """The list of refusals is bounded in every direction, and counts what it forgets."""
 
-from nexar.cluster.decisions.refusals import RefusalLog, brief
+from nexar.cluster.decisions.admission_checks import Incompatible
+from nexar.cluster.decisions.refusals import NoRanksLeft, Refusal, RefusalLog, brief
 from nexar.wire.join import MAX_REFUSALS
 
 
@@ -36,3 +37,10 @@ def test_one_that_is_turned_away_again_and_again_hides_nobody() -> None:
         refusals.add("a flood", "no")
     assert refusals.listed() == {"somebody": "no", "a flood": "no"}
     assert refusals.count == 1001
+
+
+def test_the_code_is_that_of_the_class_unless_another_is_given() -> None:
+    assert Refusal("full", "incompatible").code == ""
+    assert Refusal("no", code="not_elastic").code == "not_elastic"
+    assert NoRanksLeft("incompatible").code == "full"
+    assert Incompatible("full").code == "incompatible"

@@ -35,6 +35,7 @@ from nexar.wire.control import (
     decode,
 )
 from nexar.wire.join import LivenessQuery
+from tests.losses import silent
 from tests.unit.cluster.decisions.admission_scene import SEED, key
 from tests.unit.cluster.decisions.voters import SEED_NODE, a_member, a_membership
 
@@ -116,8 +117,8 @@ def test_whose_line_breaks_while_it_is_asked_is_unreachable() -> None:
     scene = Scene(1, 2)
     scene.propose()
     del scene.lines[2]
-    assert [type(said) for said in messages(scene.voter.lost(2, "reset", 0.1))] == [Accepted]
-    assert scene.voter.lost(2, "reset", 0.1) == []
+    assert [type(said) for said in messages(scene.voter.lost(2, silent("reset"), 0.1))] == [Accepted]
+    assert scene.voter.lost(2, silent("reset"), 0.1) == []
 
 
 def test_who_may_still_come_back_to_a_restarted_seed_has_time_to() -> None:
@@ -164,7 +165,7 @@ def test_with_an_even_number_of_members_it_votes_and_looks_before_it_agrees() ->
     assert receive(witness, Prepare(HERE, BALLOT)) == [SendMessage(1, Promise(HERE, BALLOT))]
     assert receive(witness, Accept(HERE, BALLOT, REMOVE_2)) == [StartProbe(2)]
     assert witness.vote.accepted is None
-    assert witness.step(ProbeFinished(2, "silence"), 1.0) == [SendMessage(1, Accepted(HERE, BALLOT))]
+    assert witness.step(ProbeFinished(2, silent()), 1.0) == [SendMessage(1, Accepted(HERE, BALLOT))]
     assert witness.vote == Vote(HERE, BALLOT, BALLOT, REMOVE_2)
 
 

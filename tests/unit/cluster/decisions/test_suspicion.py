@@ -7,10 +7,13 @@ No majority: reported as soon as that is sure. A majority that does not finish: 
 Whom a node cannot reach: urgent, willing, disputed; counted as they come and go.
 """
 
-from nexar.cluster.decisions.membership_events import NoProgress, SendMessage, StartProbe
+import pytest
+
+from nexar.cluster.decisions.membership_events import Loss, LossKind, NoProgress, SendMessage, StartProbe
 from nexar.cluster.decisions.paxos import Agreement, Electorate
 from nexar.cluster.decisions.suspicion import ProbeResults, StallTimer, SuspicionBroadcast, Suspicions
 from nexar.wire.control import BallotNumber, Promise, Suspect
+from tests.losses import left, silent
 from tests.unit.cluster.decisions.voters import SEED_NODE, a_membership
 
 MANY = a_membership(40)
@@ -20,7 +23,7 @@ def of(me: int, *suspects: int) -> tuple[SuspicionBroadcast, Suspicions]:
     suspicions = Suspicions(me, MANY)
     accusations = SuspicionBroadcast(me, MANY, suspicions)
     for node in suspects:
-        suspicions.add(node, "silence", 0.0)
+        suspicions.add(node, silent(), 0.0)
         accusations.add(node)
     return accusations, suspicions
 
@@ -65,7 +68,7 @@ def test_the_suspect_learns_of_each_complaint_once() -> None:
 
 def test_what_comes_from_the_epoch_before_is_reported_anew() -> None:
     suspicions = Suspicions(2, MANY)
-    suspicions.add(30, "silence", 0.0)
+    suspicions.add(30, silent(), 0.0)
     assert len(SuspicionBroadcast(2, MANY, suspicions).messages(0.0, repeat=True)) == 4
 
 
@@ -150,7 +153,7 @@ def test_while_nothing_presses_time_does_not_run() -> None:
 
 def test_when_time_is_over_it_names_who_has_not_voted() -> None:
     stalled, suspicions = some()
-    suspicions.add(4, "silence", 5.0)
+    suspicions.add(4, silent(), 5.0)
     stalled.update(5.0, must_decide=True)
     agreement = Agreement((0, 1, 0), 1, Electorate(FOUR))
     agreement.propose(b"v", 5.0)
@@ -171,7 +174,7 @@ def test_without_a_majority_it_waits_only_until_the_losses_are_sure() -> None:
     stalled, suspicions = some()
     stalled.update(5.0, must_decide=True)
     for node in (3, 4, SEED_NODE):
-        suspicions.add(node, "silence", 6.0)
+        suspicions.add(node, silent(), 6.0)
     assert stalled.due == 7.0
     assert stalled.report(None, 7.0) == [NoProgress((1, 2), 3, ())]
 
@@ -180,9 +183,9 @@ def test_those_that_left_by_their_own_will_are_named() -> None:
     stalled, suspicions = some()
     stalled.update(5.0, must_decide=True)
     for node in (3, 4):
-        suspicions.add(node, "it left", 6.0, willing=True)
-        suspicions.add(node, "its connection ended", 6.0)
-    suspicions.add(SEED_NODE, "silence", 6.0)
+        suspicions.add(node, left("it left"), 6.0, willing=True)
+        suspicions.add(node, silent("its connection ended"), 6.0)
+    suspicions.add(SEED_NODE, silent(), 6.0)
     assert stalled.report(None, 7.0) == [NoProgress((1, 2), 3, (), left=(3, 4))]
 
 
@@ -194,7 +197,7 @@ def test_a_node_that_runs_slowly_says_it_later_by_its_own_delay() -> None:
     stalled.update(5.0, must_decide=True)
     assert stalled.due == 43.0
     for node in (2, 3, 4):
-        suspicions.add(node, "silence", 6.0)
+        suspicions.add(node, silent(), 6.0)
     assert stalled.due == 15.0
 
 
@@ -204,15 +207,15 @@ def of_rank_2() -> Suspicions:
 
 def test_a_suspicion_is_news_once() -> None:
     suspicions = of_rank_2()
-    assert suspicions.add(4, "silence", 1.0)
-    assert not suspicions.add(4, "silence", 2.0)
-    assert (suspicions.urgent_since, suspicions.urgent, suspicions[4].cause) == (1.0, (4,), "silence")
+    assert suspicions.add(4, silent(), 1.0)
+    assert not suspicions.add(4, silent(), 2.0)
+    assert (suspicions.urgent_since, suspicions.urgent, suspicions[4].loss.text) == (1.0, (4,), "silence")
 
 
 def test_lower_ranks_and_votes_are_counted_as_they_come_and_go() -> None:
     suspicions = of_rank_2()
     for node in (1, 4, SEED_NODE):
-        suspicions.add(node, "silence", 1.0)
+        suspicions.add(node, silent(), 1.0)
     assert (suspicions.lower_rank_count, suspicions.votes, len(suspicions)) == (1, 3, 3)
     assert suspicions.drop(1)
     assert not suspicions.drop(1)
@@ -221,7 +224,7 @@ def test_lower_ranks_and_votes_are_counted_as_they_come_and_go() -> None:
 
 def test_the_seed_is_missed_but_never_removed() -> None:
     suspicions = of_rank_2()
-    assert not suspicions.add(SEED_NODE, "silence", 1.0)
+    assert not suspicions.add(SEED_NODE, silent(), 1.0)
     assert suspicions.urgent_since is None
     assert suspicions.removable() == []
     assert Suspicions(1, a_membership(3)).votes == 0
@@ -229,47 +232,57 @@ def test_the_seed_is_missed_but_never_removed() -> None:
 
 def test_who_left_willingly_is_quiet_until_it_is_needed() -> None:
     suspicions = Suspicions(1, a_membership(5))
-    suspicions.add(4, "bye", 1.0, willing=True)
-    suspicions.add(5, "silence", 1.0)
+    suspicions.add(4, left(), 1.0, willing=True)
+    suspicions.add(5, silent(), 1.0)
     assert [suspicions.is_quiet(node) for node in (3, 4, 5)] == [False, True, False]
     assert (suspicions.removable(), suspicions.removable(lost=False)) == ([4, 5], [4])
     assert suspicions.leave_majority
-    suspicions.add(3, "silence", 1.0)
+    suspicions.add(3, silent(), 1.0)
     assert not suspicions.leave_majority
-    suspicions.add(4, "needed", 2.0)
+    suspicions.add(4, silent("needed"), 2.0)
     assert not suspicions.is_quiet(4)
 
 
 def test_who_left_willingly_is_not_urgent_until_something_makes_it_so() -> None:
     suspicions = of_rank_2()
-    assert suspicions.add(4, "bye", 1.0, willing=True)
-    assert not suspicions.add(4, "bye", 2.0, willing=True)
+    assert suspicions.add(4, left(), 1.0, willing=True)
+    assert not suspicions.add(4, left(), 2.0, willing=True)
     assert (suspicions.urgent_since, suspicions.willing_since) == (None, 1.0)
-    assert suspicions.add(4, "its process ended", 3.0)
+    assert suspicions.add(4, silent("its process ended"), 3.0)
     assert (suspicions.urgent_since, suspicions.willing_since) == (3.0, None)
-    assert (suspicions[4].cause, suspicions[4].willing) == ("bye", True)
+    assert (suspicions[4].loss.text, suspicions[4].willing) == ("bye", True)
 
 
 def test_what_a_node_says_itself_is_the_better_cause() -> None:
     suspicions = of_rank_2()
-    suspicions.add(4, "its process ended", 1.0)
-    suspicions.add(4, "ValueError: no", 2.0, willing=True)
-    assert (suspicions[4].cause, suspicions.urgent_since) == ("ValueError: no", 1.0)
+    suspicions.add(4, silent("its process ended"), 1.0)
+    suspicions.add(4, left("ValueError: no"), 2.0, willing=True)
+    assert (suspicions[4].loss.text, suspicions.urgent_since) == ("ValueError: no", 1.0)
+
+
+@pytest.mark.parametrize("kind", LossKind)
+@pytest.mark.parametrize("later", LossKind)
+def test_of_two_losses_the_one_of_the_higher_kind_is_kept_whatever_their_words(kind: LossKind, later: LossKind) -> None:
+    suspicions = of_rank_2()
+    suspicions.add(4, Loss(kind, "its process has ended"), 1.0)
+    suspicions.add(4, Loss(later, "its connection to the seed broke"), 2.0)
+    assert suspicions[4].loss.kind is max(kind, later, key=lambda each: each.value)
+    assert len(suspicions) == 1
 
 
 def test_all_can_be_hurried() -> None:
     suspicions = of_rank_2()
-    suspicions.add(4, "bye", 1.0, willing=True)
+    suspicions.add(4, left(), 1.0, willing=True)
     suspicions.make_urgent(5.0)
     assert suspicions.urgent_since == 5.0
 
 
 def test_a_dispute_lets_a_suspicion_rest_and_wakes_it_again() -> None:
     suspicions = of_rank_2()
-    suspicions.add(4, "silence", 1.0)
+    suspicions.add(4, silent(), 1.0)
     assert suspicions.dispute(4, until=3.0) == 1
     assert (suspicions.urgent_since, suspicions.disputed_until, suspicions.removable()) == (None, 3.0, [])
-    assert not suspicions.add(4, "silence", 2.0)
+    assert not suspicions.add(4, silent(), 2.0)
     assert not suspicions.end_disputes(2.9)
     assert suspicions.end_disputes(3.0)
     assert (suspicions.urgent_since, suspicions.disputed_until) == (3.0, None)
@@ -281,16 +294,16 @@ def test_a_dispute_lets_a_suspicion_rest_and_wakes_it_again() -> None:
 def test_those_to_remove_are_in_order_of_rank() -> None:
     suspicions = of_rank_2()
     for node in (4, 1):
-        suspicions.add(node, "silence", 1.0)
-    suspicions.add(2, "bye", 1.0, willing=True)
+        suspicions.add(node, silent(), 1.0)
+    suspicions.add(2, left(), 1.0, willing=True)
     assert suspicions.removable() == [1, 2, 4]
 
 
 def test_only_who_is_still_there_is_carried_on_and_counts_as_new() -> None:
     suspicions = of_rank_2()
-    suspicions.add(1, "silence", 1.0)
-    suspicions.add(4, "silence", 1.0)
-    suspicions.add(2, "bye", 1.0, willing=True)
+    suspicions.add(1, silent(), 1.0)
+    suspicions.add(4, silent(), 1.0)
+    suspicions.add(2, left(), 1.0, willing=True)
     suspicions.dispute(1, until=99.0)
     kept = suspicions.carried(3, a_membership(3, epoch=2), 7.0)
     assert dict(kept).keys() == {1, 2}

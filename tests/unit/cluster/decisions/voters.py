@@ -23,6 +23,7 @@ from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.decisions.seed_voter import SeedVoter
 from nexar.cluster.membership import Member, Membership, PinnedNode
 from nexar.wire.control import Chosen
+from tests.losses import silent
 
 SEED_NODE = 1_000_000
 LATENCY = 0.001
@@ -113,7 +114,7 @@ class Parliament:
         self.dead |= set(nodes)
         for node in nodes:
             for other in self.living() if seen_by is None else seen_by:
-                self.feed(other, PeerLossFound(node, f"node {node} was killed"))
+                self.feed(other, PeerLossFound(node, silent(f"node {node} was killed")))
 
     def beat(self) -> None:
         """Everybody sends everybody its epoch, once; who is behind receives what was chosen since."""
@@ -172,7 +173,7 @@ class Parliament:
             self._carry(node, action)
         elif isinstance(action, StartProbe):
             reached = self.reaches(node, action.node)
-            result = ProbeFinished(action.node, None if reached else f"node {action.node} does not answer")
+            result = ProbeFinished(action.node, None if reached else silent(f"node {action.node} does not answer"))
             at_once = reached or action.node in self.dead  # the system of a dead process says so
             self.feed(node, result, 2 * LATENCY if at_once else PROBE)
         elif isinstance(action, MembershipDecided):

@@ -20,6 +20,7 @@ from nexar.cluster.membership import Change, Departure
 from nexar.testing.simulator.cluster import SEED, described_member, first_membership
 from nexar.testing.simulator.laws import Laws, ReferenceElectorate, Violation
 from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Prepare, Promise
+from tests.losses import silent
 
 INSTANCE = (0, 1, 0)
 FIRST = BallotNumber(1, 1)
@@ -44,13 +45,13 @@ def does(laws: Laws, node: int, *actions: MembershipAction, event: MembershipInp
 def asks(laws: Laws, ballot: BallotNumber, change: Change = GOES) -> None:
     """The proposer of this ballot, who has lost whom the change removes, asks for it."""
     for departure in change.left:
-        laws.before_step(ballot.node, PeerLossFound(departure.node, "gone"))
+        laws.before_step(ballot.node, PeerLossFound(departure.node, silent("gone")))
     does(laws, ballot.node, SendMessage(3, Accept(INSTANCE, ballot, change.encode())))
 
 
 def votes(laws: Laws, node: int, ballot: BallotNumber, change: Change = GOES) -> None:
     for departure in change.left:
-        laws.before_step(node, ProbeFinished(departure.node, "no answer"))
+        laws.before_step(node, ProbeFinished(departure.node, silent("no answer")))
     accept = Accept(INSTANCE, ballot, change.encode())
     does(laws, node, SendMessage(ballot.node, Accepted(INSTANCE, ballot)), event=MessageReceived(ballot.node, accept))
     laws.before_step(ballot.node, MessageReceived(node, Accepted(INSTANCE, ballot)))
@@ -177,7 +178,7 @@ def test_a_vote_for_the_removal_of_who_was_never_missed_is_noticed() -> None:
     asks(laws, FIRST)
     with pytest.raises(Violation, match="one node alone cannot expel another"):
         does(laws, 2, SendMessage(1, Accepted(INSTANCE, FIRST)))
-    laws.before_step(2, ProbeFinished(5, "no answer"))
+    laws.before_step(2, ProbeFinished(5, silent("no answer")))
     laws.before_step(2, PeerReachable(5))
     with pytest.raises(Violation, match="one node alone cannot expel another"):
         does(laws, 2, SendMessage(1, Accepted(INSTANCE, FIRST)))

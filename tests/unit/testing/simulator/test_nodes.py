@@ -7,6 +7,7 @@ import pytest
 
 from nexar.cluster.decisions.membership_events import PeerLossFound
 from nexar.testing.simulator.world import Partition
+from tests.losses import silent
 from tests.unit.testing.simulator.scene import a_cluster, passes
 
 
@@ -48,7 +49,7 @@ def starved(nodes: int, lag: float) -> tuple[int, int]:
     last = cluster.last.members[-1].node
     for member in cluster.members.values():
         if member.node != last:
-            member.handle(PeerLossFound(last, "it did not answer"))
+            member.handle(PeerLossFound(last, silent("it did not answer")))
             break
     passes(cluster, 60.0)
     return cluster.last.epoch, sum(member.is_expelled for member in cluster.members.values())

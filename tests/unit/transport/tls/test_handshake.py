@@ -1,3 +1,5 @@
+import ssl
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from nexar.transport.tls.handshake import (
     HelloError,
     decode_connection_hello,
     encode_connection_hello,
+    explain,
 )
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameKind, decode
 from nexar.wire.text import foreign_line
@@ -57,3 +60,19 @@ def test_another_kind_of_frame_is_no_hello() -> None:
     frame = encode_connection_hello(ConnectionHello(Half.DATA, b"t" * 16, False))
     with pytest.raises(HelloError, match="kind 8"):
         decode_connection_hello(Frame(kind=FrameKind.CONTROL), frame[HEADER_BYTES:])
+
+
+@pytest.mark.parametrize(
+    ("name", "verification"),
+    [
+        ("TLSV1_ALERT_UNKNOWN_CA", True),
+        ("PEER_DID_NOT_RETURN_A_CERTIFICATE", True),
+        ("TLSV1_ALERT_INTERNAL_ERROR", False),
+        ("WRONG_VERSION_NUMBER", False),
+        (None, False),
+    ],
+)
+def test_openssls_name_of_an_error_decides_and_not_its_text(name: str | None, verification: bool) -> None:
+    error = ssl.SSLError(1, "TLSV1_ALERT_UNKNOWN_CA: the CERTIFICATE is none")
+    error.reason = name  # type: ignore[assignment]
+    assert explain(error).verification is verification

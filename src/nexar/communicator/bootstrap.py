@@ -180,7 +180,7 @@ def bootstrap(
         session = _open_seed_session(runtime, invitation, request, joined)
         start_barrier = _start_barrier(runtime, joined, session.send) if joined.membership.epoch == 1 else None
         runtime.send_to_seed = session.send_control
-        runtime.seed_answers = session.answers
+        runtime.ping_seed = session.ping
         undo.callback(session.close)
         undo.callback(runtime.close)
         if joined.membership.epoch == 1:

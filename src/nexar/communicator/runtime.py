@@ -105,8 +105,8 @@ class NodeRuntime:
     def __init__(self, node: Node, mesh: Mesh, membership: Membership) -> None:
         # Sends to the seed; False: not connected. Must not block. Written once, before the mesh adopts the membership.
         self.send_to_seed: Callable[[Message], bool] = _no_seed
-        # Whether the seed answers within the given seconds. Blocks. Written once, as above.
-        self.seed_answers: Callable[[float], bool] = _assume_answer
+        # Calls the function with whether the seed answers within the given seconds. Must not block. Written once.
+        self.ping_seed: Callable[[float, Callable[[bool], None]], None] = _assume_answer
         self.node: Final = node
         self.mesh: Final = mesh
         self.successors: Final = Successors(GenerationBuilder(node, mesh, node.config), membership)
@@ -284,11 +284,11 @@ class NodeRuntime:
             and not event.willing
             and self.membership_service.membership.seed is not None
         ):
-            self.node.dialer.run_in_thread(self._check_seed)
+            timeout = self._silence_limit()
+            self.ping_seed(timeout, partial(self._seed_pinged, timeout))
 
-    def _check_seed(self) -> None:
-        timeout = self._silence_limit()
-        if not self.seed_answers(timeout):
+    def _seed_pinged(self, timeout: float, answered: bool) -> None:
+        if not answered:
             self._lose_seed(Loss(LossKind.NO_ANSWER, f"it does not answer within {format_seconds(timeout)}"))
 
     def _silence_limit(self) -> float:
@@ -418,8 +418,8 @@ def _no_seed(_: Message) -> bool:
     return False
 
 
-def _assume_answer(_: float) -> bool:
-    return True
+def _assume_answer(_: float, done: Callable[[bool], None]) -> None:
+    done(True)
 
 
 def _lost_in(node: NodeId, cause: str, group: Group) -> NexarError:

@@ -29,6 +29,7 @@ from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import PingTable, probe_peer
+from nexar.cluster.task_pool import Priority
 from nexar.errors import NexarError, PeerError
 from nexar.links.carrier_selection import is_relayed
 from nexar.links.link import Link
@@ -208,7 +209,7 @@ class FailureMonitor:
                 return
             self._busy += 1
         try:
-            self._node.dialer.run_in_thread(self._run_tasks)
+            self._node.dialer.run_in_thread(self._run_tasks, Priority.PROBE)
         except BaseException:  # no thread could be started; running threads still take the task
             with self._lock:
                 self._busy -= 1

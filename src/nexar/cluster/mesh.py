@@ -65,7 +65,9 @@ class Mesh:
         self.quiet_leavers: Final = QuietLeavers()  # links to closed former members, until they end
         self._sidecars = SidecarDialer(node)
         self._peers = PeerTable(self.router, self.control.control, self._lost)
-        self.relay_routes: Final = RelayRoutes(node, self._peers, self.router, self.dial)
+        self.relay_routes: Final = RelayRoutes(
+            node, self._peers, self.router, self.dial, control_loop=node.control_loop
+        )
         self.acceptor: Final = PeerAcceptor(node, self._peers, self._sidecars, on_refused)
 
     @property

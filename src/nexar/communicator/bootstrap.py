@@ -181,7 +181,7 @@ def bootstrap(
         session = _open_seed_session(runtime, invitation, request, joined)
         start_barrier = _start_barrier(runtime, joined, session.send) if joined.membership.epoch == 1 else None
         runtime.send_to_seed = session.send_control
-        runtime.seed_answers = session.answers
+        runtime.ping_seed = session.ping
         undo.callback(session.close)
         undo.callback(runtime.close)
         if joined.membership.epoch == 1:
@@ -252,8 +252,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
 
     def drop_part(generation: Generation) -> None:
         """The garbage collector calls this under any lock, and closing may block."""
-        run_in_thread = runtime.node.dialer.run_in_thread
-        runtime.node.progress.run_soon(partial(run_in_thread, partial(close_part, generation)))
+        runtime.node.progress.run_soon(partial(runtime.node.background.submit, partial(close_part, generation)))
 
     def wrap(generation: Generation) -> Communicator:
         if generation.communicator == WORLD:

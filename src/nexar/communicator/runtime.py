@@ -106,8 +106,8 @@ class NodeRuntime:
     def __init__(self, node: Node, mesh: Mesh, membership: Membership) -> None:
         # Sends to the seed; False: not connected. Must not block. Written once, before the mesh adopts the membership.
         self.send_to_seed: Callable[[Message], bool] = _no_seed
-        # Whether the seed answers within the given seconds. Blocks. Written once, as above.
-        self.seed_answers: Callable[[float], bool] = _assume_answer
+        # Calls the function with whether the seed answers within the given seconds. Must not block. Written once.
+        self.ping_seed: Callable[[float, Callable[[bool], None]], None] = _assume_answer
         self.node: Final = node
         self.mesh: Final = mesh
         self.successors: Final = Successors(GenerationBuilder(node, mesh, node.config), membership)
@@ -125,6 +125,7 @@ class NodeRuntime:
             node,
             mesh,
             membership,
+            control_loop=node.control_loop,
             listener=self,
             probe=self._failure_monitor.probe,
             send_to_seed=self._relay_to_seed,
@@ -147,7 +148,7 @@ class NodeRuntime:
         self.revocations: Final = Revocations(node.id, self.successors, self._send_to)
         self.successors.listed = self.revocations.listed
         self.successors.absent = self.revocations.absent
-        self.agreements: Final = Agreements(node.id, node.progress, self.membership_service.send)
+        self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
         self.heartbeat: Heartbeat | None = None
         self._liveness: LivenessConnections | None = None
         mesh.control.connect_lost(self._failure_monitor.link_lost)
@@ -168,9 +169,16 @@ class NodeRuntime:
         not end silently.
         """
         self.heartbeat = Heartbeat(
-            self.node, self.mesh.links, self.doing, self._failure_monitor.liveness_changed, meter=self.node.delay_meter
+            self.node,
+            self.mesh.links,
+            self.doing,
+            self._failure_monitor.liveness_changed,
+            control_loop=self.node.control_loop,
+            meter=self.node.delay_meter,
         )
-        self._liveness = LivenessConnections(self.node, self.mesh.links, self._failure_monitor.liveness_ended)
+        self._liveness = LivenessConnections(
+            self.node, self.mesh.links, self._failure_monitor.liveness_ended, control_loop=self.node.control_loop
+        )
         self.mesh.liveness_connections = self._liveness
         self.mesh.control.connect(self._beat_received, Beat)
         self.heartbeat.adopt(membership)
@@ -277,11 +285,11 @@ class NodeRuntime:
             and not event.willing
             and self.membership_service.membership.seed is not None
         ):
-            self.node.dialer.run_in_thread(self._check_seed)
+            timeout = self._silence_limit()
+            self.ping_seed(timeout, partial(self._seed_pinged, timeout))
 
-    def _check_seed(self) -> None:
-        timeout = self._silence_limit()
-        if not self.seed_answers(timeout):
+    def _seed_pinged(self, timeout: float, answered: bool) -> None:
+        if not answered:
             self._lose_seed(Loss(LossKind.NO_ANSWER, f"it does not answer within {format_seconds(timeout)}"))
 
     def _silence_limit(self) -> float:
@@ -411,8 +419,8 @@ def _no_seed(_: Message) -> bool:
     return False
 
 
-def _assume_answer(_: float) -> bool:
-    return True
+def _assume_answer(_: float, done: Callable[[bool], None]) -> None:
+    done(True)
 
 
 def _lost_in(node: NodeId, cause: str, group: Group) -> NexarError:

@@ -73,7 +73,7 @@ class Scene:
             own_delay=lambda: self.own_delay,
         )
 
-    def run_in_thread(self, task: Callable[[], None]) -> None:
+    def run_in_thread(self, task: Callable[[], None], priority: Any = None) -> None:
         self.tasks.append(task)
 
     def links(self) -> dict[int, FakeLink]:

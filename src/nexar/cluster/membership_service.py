@@ -184,7 +184,7 @@ class MembershipService:
             self._send_on_link(link, message)
 
     def _probe_again(self, node: NodeId) -> None:
-        # The network may have recovered. Each probe costs a thread, so the rate is limited.
+        # The network may have recovered. Probes delay one another, so the rate is limited.
         now = time.monotonic()
         if now - self._last_probes.setdefault(node, now) >= _PROBE_INTERVAL:
             self._last_probes[node] = now

@@ -149,7 +149,8 @@ class RelayRoutes:
             self.relay.opened(node)
 
     def wake_by(self, due: float) -> None:
-        self._timer.wake_by(due)
+        # By the driver: the relay holds its lock, and a finaliser that runs under the loop's lock may need that one.
+        self._node.progress.run_soon(partial(self._timer.wake_by, due))
 
     def adopt(self) -> None:
         with self._peers.changed:

@@ -116,6 +116,7 @@ class NodeRuntime:
             node,
             mesh,
             pings,
+            control_loop=node.control_loop,
             report_event=self._report,
             notify_users=self._notify_users,
             liveness_of=self._liveness_of,

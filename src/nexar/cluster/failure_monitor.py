@@ -29,7 +29,7 @@ from nexar.cluster.decisions.membership_events import (
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.peer_probe import PeerProbe, PingTable, broken_probe
+from nexar.cluster.peer_probe import PeerProbe, PingTable, broken_probe, ended_on_this_host
 from nexar.cluster.task_pool import Priority
 from nexar.errors import NexarError, PeerError
 from nexar.links.carrier_selection import is_relayed
@@ -207,12 +207,16 @@ class FailureMonitor:
     # -- probes --------------------------------------------------------------------------------------------
 
     def probe(self, node: NodeId) -> None:
-        """Reports ProbeFinished later. Never blocks."""
+        """Reports ProbeFinished, later or at once. Never blocks."""
         with self._lock:
             if self._closed or node in self._probing_requests:
                 return
             self._probing_requests.add(node)
-        self._begin(node, partial(self._answer, node), self._probe_with_relays)
+        ended = self._ended_here(node)
+        if ended is None:
+            self._begin(node, partial(self._answer, node), self._probe_with_relays)
+        else:
+            self._answer(node, ended)
 
     def _answer(self, node: NodeId, loss: Loss | None) -> None:
         # The mark goes before the report, so that a later request gets a new probe.
@@ -270,7 +274,18 @@ class FailureMonitor:
             if node in self._probing_hints:
                 return
             self._probing_hints.add(node)
-        self._begin(node, partial(self._end_hint, node, hint), self._probe_or_redial)
+        ended = self._ended_here(node)
+        if ended is None:
+            self._begin(node, partial(self._end_hint, node, hint), self._probe_or_redial)
+        else:
+            self._end_hint(node, hint, ended)
+
+    def _ended_here(self, node: NodeId) -> Loss | None:
+        """ENDED at once for a process of this host that has ended: most losses there need no other thread."""
+        member, link = self._mesh.directory.find(node), self._mesh.find(node)
+        if member is None or (link is not None and link.failure is None):
+            return None  # a member with a working link is asked
+        return ended_on_this_host(self._node, member)
 
     def _end_hint(self, node: NodeId, hint: Loss, loss: Loss | None) -> None:
         # The mark stays until the report, so that a thread that waits for it finds the result.

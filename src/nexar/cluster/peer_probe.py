@@ -18,7 +18,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -185,6 +185,38 @@ def nobody_listens(addresses: Sequence[str], timeout: float) -> bool:
         return all(probe.refused for probe in probes)
 
 
+def ended_on_this_host(node: Node, member: Member) -> Loss | None:
+    """ENDED if the member is of this host and its system refuses connections; None: a probe must find out. Never
+    blocks: inside one host the kernel has answered a connection when `connect` returns.
+    """
+    if member.host != node.host:
+        return None
+    addresses = _tcp_addresses(node, member)
+    return _ended(addresses) if addresses and all(map(_is_refused, addresses)) else None
+
+
+def _is_refused(address: str) -> bool:
+    host, port = parse_address(address)
+    try:
+        found = _look_up(host, port, socket.AI_NUMERICHOST)
+        with socket.socket(found[0], socket.SOCK_STREAM) as attempt:
+            attempt.setblocking(False)
+            number = attempt.connect_ex(found[4])
+            return errno.ECONNREFUSED in (number, attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    except OSError:
+        return False  # a name, or no descriptor is left
+
+
+def _tcp_addresses(node: Node, member: Member) -> Sequence[str]:
+    offered = node.dial_addresses(member)  # without addresses of this host
+    tcp = tcp_scheme(offered)
+    return () if tcp is None else offered[tcp]
+
+
+def _ended(addresses: Iterable[str]) -> Loss:
+    return Loss(LossKind.ENDED, f"its process has ended (connection refused at {', '.join(addresses)})")
+
+
 class PingTable:
     """Pings and their waiters. Any thread."""
 
@@ -269,17 +301,12 @@ class PeerProbe:
             self._number = pings.expect(self._peer, self._pong)
             stack.callback(pings.forget, self._number)
             stack.enter_context(node.cancel_token.waking(self._wake))
-            for address in self._tcp_addresses(member):
+            for address in _tcp_addresses(node, member):
                 probe = TcpProbe(address, loop, self._check, run_in_thread=run_in_thread)
                 self._tcp_probes.append(stack.enter_context(probe))
             self._ask()
             self._timer.wake_by(self._begin)
             self._resources = stack.pop_all()
-
-    def _tcp_addresses(self, member: Member) -> Sequence[str]:
-        offered = self._node.dial_addresses(member)  # without addresses of this host
-        tcp = tcp_scheme(offered)
-        return () if tcp is None else offered[tcp]
 
     def close(self) -> None:
         """`finished` is not called any more. Idempotent."""
@@ -356,9 +383,8 @@ class PeerProbe:
     def _certain_failure(self) -> Loss | None:
         if not self._tcp_probes or not all(probe.failed for probe in self._tcp_probes):
             return None
-        where = ", ".join(probe.address for probe in self._tcp_probes)
         if all(probe.refused for probe in self._tcp_probes):
-            return Loss(LossKind.ENDED, f"its process has ended (connection refused at {where})")
+            return _ended(probe.address for probe in self._tcp_probes)
         if self._link is not None:
             return None
         reasons = "; ".join(f"{probe.address}: {probe.failed}" for probe in self._tcp_probes)

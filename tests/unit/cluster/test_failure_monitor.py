@@ -43,6 +43,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.id = ME
+        self.host = "another host than the members'"
         self.config = Config()
         self.dialer = self
         self.directory = PeerDirectory(ME, members(PEER, ME, OTHER))
@@ -577,3 +578,27 @@ def test_a_loop_that_is_closed_leaves_no_place_taken(scene: Scene) -> None:
     scene.loop.close()
     scene.lose_link()
     assert scene.idle
+
+
+# -- processes of this host
+
+
+def test_a_process_of_this_host_that_ended_is_lost_at_once_without_the_loop(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitored, "ended_on_this_host", lambda _node, _member: ended(ENDED))
+    scene.lose_link()
+    assert not scene.loop._queue
+    assert scene.reported == [PeerLossFound(PEER, ended(f"connection reset; {ENDED}"))]
+    assert not scene.failure_monitor.is_investigating([PEER])
+    scene.failure_monitor.probe(PEER)
+    assert scene.reported[1:] == [ProbeFinished(PEER, ended(ENDED))]
+
+
+def test_a_member_with_a_working_link_is_asked_though_its_port_refuses(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitored, "ended_on_this_host", lambda _node, _member: ended(ENDED))
+    scene.failure_monitor.probe(PEER)
+    scene.work()
+    assert scene.reported == [ProbeFinished(PEER, None)]

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.peer_probe import PeerProbe, PingTable, TcpProbe, nobody_listens, probe_peer
+from nexar.cluster.peer_probe import PeerProbe, PingTable, TcpProbe, ended_on_this_host, nobody_listens, probe_peer
 from nexar.config import Config
 from nexar.errors import PeerLost
 from nexar.links.link import Link
@@ -307,6 +308,17 @@ def test_where_nobody_listens_any_more_its_process_has_ended_and_that_is_known_a
     assert failure == ended(f"its process has ended (connection refused at {last.addresses['tls'][0]})")
     assert probe_peer(node, last, as_link(FakeLink(last.node, "quic")), pings, soon()) == failure
     assert time.monotonic() - begin < EVENT_TIMEOUT / 2
+
+
+def test_a_process_of_this_host_that_ended_is_known_without_waiting(node: Node, peer: Node) -> None:
+    with Node(Config(transports=("tls",), bind="127.0.0.1", host_id="here")) as gone:
+        last = member(gone)
+        assert ended_on_this_host(node, last) is None
+    loss = ended_on_this_host(node, last)
+    assert loss is not None
+    assert loss.is_conclusive
+    assert ended_on_this_host(node, msgspec.structs.replace(last, host="elsewhere")) is None
+    assert ended_on_this_host(node, member(peer)) is None
 
 
 def test_without_a_link_a_system_that_takes_connections_is_the_best_answer(

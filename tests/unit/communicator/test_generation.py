@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, UNCONSTRAINED, CompletedCalls
-from nexar.cluster.membership import WORLD, Change, Departure
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import (
@@ -32,112 +31,6 @@ from nexar.links.sending import MessageHeader
 from nexar.wire.frame import Space
 from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.communicator.generations import Drive, generation, interruptions
-from tests.unit.communicator.scripted import membership
-
-
-def gone(*nodes: int) -> tuple[Departure, ...]:
-    return tuple(Departure(node, f"cause of {node}") for node in nodes)
-
-
-def silent(*nodes: int) -> tuple[Departure, ...]:
-    return tuple(Departure(node, "it left", willing=True, quiet=True) for node in nodes)
-
-
-PART = 7  # the id of a communicator that was split off
-
-
-def nodes(of: object) -> list[int] | None:
-    return None if of is None else [member.node for member in of.members]  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------- who comes next
-
-
-def test_the_world_goes_on_as_the_membership_of_the_last_change_that_is_not_quiet() -> None:
-    world = generation([1, 2, 3])
-    assert world.communicator == WORLD
-    assert world.next_membership(membership([1, 2, 3], 1), []) is None
-    changes = [Change(2, left=gone(2)), Change(3, joined=membership([4], 1).members), Change(4, renewed=(PART,))]
-    assert world.next_membership(membership([1, 3, 4], 3), changes[:2]) == membership([1, 3, 4], 3)
-    assert world.next_membership(membership([1, 3, 4], 4), changes) == membership([1, 3, 4], 3)
-
-
-@pytest.mark.parametrize("communicator", [WORLD, PART])
-def test_who_went_quietly_is_missed_only_when_something_else_gives_it_a_successor(communicator: int) -> None:
-    """And so for all members, at whichever moment they look."""
-    comm = generation([1, 2, 3, 4], communicator=communicator)
-    quiet = [Change(2, left=silent(4)), Change(3, left=silent(9))]
-    assert comm.next_membership(membership([1, 2, 3], 3), quiet) is None
-    changes = [*quiet, Change(4, renewed=(communicator,)), Change(5, left=silent(3)), Change(6, left=gone(9))]
-    for seen, world in ((3, [1, 2, 3]), (4, [1, 2])):
-        following = comm.next_membership(membership(world, seen + 1), changes[:seen])
-        assert (nodes(following), following and following.epoch) == ([1, 2, 3], 4)
-
-
-def test_who_went_quietly_so_long_ago_that_it_is_forgotten_is_still_gone() -> None:
-    part = generation([1, 2, 3, 4], communicator=PART)
-    following = part.next_membership(membership([1, 3], 9), [Change(8, left=silent(2)), Change(9, renewed=(PART,))])
-    assert nodes(following) == [1, 3]
-
-
-def test_a_part_that_lost_nobody_goes_on_as_it_is() -> None:
-    part = generation([1, 3], communicator=PART)
-    assert part.next_membership(membership([1, 3, 4], 2), [Change(2, left=gone(2))]) is None
-
-
-def test_a_part_that_lost_a_member_goes_on_without_it_in_the_old_order() -> None:
-    part = generation([3, 1, 2], communicator=PART)
-    following = part.next_membership(membership([2, 3], 2), [Change(2, left=gone(1))])
-    assert (nodes(following), following and following.epoch) == ([3, 2], 2)
-
-
-def test_of_several_changes_the_epoch_is_that_of_the_last_one_that_concerns_it() -> None:
-    """So members that look at different moments come to the same answer."""
-    part = generation([1, 2, 3], communicator=PART)
-    changes = [
-        Change(2, left=gone(4)),  # somebody else
-        Change(3, left=gone(2)),
-        Change(4, severed=((1, 5),)),  # a line of ours to somebody else
-        Change(5, left=gone(6)),
-    ]
-    for seen in (changes[:2], changes[:3], changes):
-        following = part.next_membership(membership([1, 3], 9), seen)
-        assert (nodes(following), following and following.epoch) == ([1, 3], 3)
-
-
-def test_several_losses_add_up_and_a_cut_between_who_is_gone_and_who_stays_is_no_further_step() -> None:
-    part = generation([1, 2, 3, 4], communicator=PART)
-    changes = [Change(2, left=gone(2)), Change(3, severed=((2, 3),)), Change(4, left=gone(4))]
-    following = part.next_membership(membership([1, 3], 4), changes)
-    assert (nodes(following), following and following.epoch) == ([1, 3], 4)
-    following = part.next_membership(membership([1, 3, 4], 3), changes[:2])
-    assert (nodes(following), following and following.epoch) == ([1, 3, 4], 2)
-
-
-def test_a_cut_between_two_of_its_members_gives_it_a_successor_of_the_same_members() -> None:
-    part = generation([1, 2, 3], communicator=PART)
-    following = part.next_membership(membership([1, 2, 3, 4], 2), [Change(2, severed=((2, 3),))])
-    assert (nodes(following), following and following.epoch) == ([1, 2, 3], 2)
-
-
-def test_one_that_is_renewed_gets_a_successor_of_the_same_members() -> None:
-    part = generation([1, 2], communicator=PART)
-    assert nodes(part.next_membership(membership([1, 2], 2), [Change(2, renewed=(PART,))])) == [1, 2]
-    assert part.next_membership(membership([1, 2], 2), [Change(2, renewed=(8,))]) is None
-
-
-def test_what_was_chosen_before_it_was_made_does_not_concern_it() -> None:
-    part = generation([1, 2], epoch=4, communicator=PART)
-    changes = [Change(3, left=gone(9)), Change(4, severed=((1, 2),))]
-    assert part.next_membership(membership([1, 2], 4), changes) is None
-
-
-def test_why_members_are_gone_is_reported_by_their_ranks_in_it() -> None:
-    part = generation([3, 1, 2], communicator=PART)
-    changes = [Change(2, left=gone(2)), Change(3, left=gone(9, 3))]
-    assert part.lost(changes) == {0: "cause of 3", 2: "cause of 2"}
-    assert list(part.lost(changes)) == [0, 2]
-
 
 # ---------------------------------------------------------------- its end
 

@@ -8,6 +8,7 @@ The completed calls and the shared memory are agreed on at the same time: neithe
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -110,6 +111,7 @@ class GenerationBuilder:
 
     def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
         self.config = config
+        self.me: Final = node.id
         self._node = node
         self._mesh = mesh
         self._activity = NodeActivity(node.progress)
@@ -153,21 +155,37 @@ class GenerationBuilder:
 
     def start(
         self,
-        group: Group,
-        deadline: float,
-        completed: CompletedCalls | None,
-        ended: Callable[[BaseException | None], None],
-    ) -> BackgroundCall:
-        """Build it while others drive; `ended` is called once, with the error if there is one. The operation's value is
-        that of `make`. The caller fails it at the deadline (`build_timeout`).
+        membership: Membership,
+        communicator: int,
+        completed: CompletedCalls,
+        *,
+        timeout: float,
+        begun: Callable[[Group], None],
+        finished: Callable[[Generation, int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Build it while others drive, as `run`. `begun` gets the group. Then `finished` is called with the result, or
+        `failed`, at the latest after `timeout` seconds with OperationTimeout: by this thread, the driver or the control
+        loop. None of them may block.
         """
+        group, deadline = self.group(membership, communicator), time.monotonic() + timeout
+        begun(group)
+        builds: list[BackgroundCall] = []
 
         def end(error: BaseException | None) -> BaseException | None:
-            ended(error)
+            timer.cancel()
+            if error is not None:
+                failed(error)
             return error
 
-        run = self.run(group, deadline, completed)
-        return BackgroundCall(self._node.progress, PendingCollective(run, None, end, _NAME))
+        def expire(_: float) -> None:
+            for build in builds:
+                build.fail(build_timeout(build.awaited_peers(), timeout))
+
+        timer = self._node.control_loop.call_at(deadline, expire)
+        work = PendingCollective(self.run(group, deadline, completed), None, end, _NAME)
+        builds.append(BackgroundCall(self._node.progress, work.map_result(lambda made: finished(*made))))
+        self._node.progress.drive_in_background()
 
     def run(self, group: Group, deadline: float, completed: CompletedCalls | None) -> Run:
         """The run returns the generation and the last call that all members completed in the one before; `completed` is

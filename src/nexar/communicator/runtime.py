@@ -41,11 +41,11 @@ from nexar.cluster.peer_probe import PingTable
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation
 from nexar.communicator.generation_builder import GenerationBuilder
+from nexar.communicator.outcome_errors import LocalRank, TerminationError
 from nexar.communicator.status import make_status_report
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_requests import Revocations, SuccessorRequests
 from nexar.errors import Expelled, JoinRefused, LinkClosed, NexarError, PeerLost, error_text, sendable
-from nexar.group import Group
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Beat, CurrentCall, Goodbye, Message, Ping, Pong, Revoke, Suspect
@@ -110,7 +110,7 @@ class NodeRuntime:
         self.ping_seed: Callable[[float, Callable[[bool], None]], None] = _assume_answer
         self.node: Final = node
         self.mesh: Final = mesh
-        self.successors: Final = Successors(GenerationBuilder(node, mesh, node.config), membership)
+        self.successors: Final = Successors(GenerationBuilder(node, mesh, node.config), membership, node.control_loop)
         pings = PingTable()
         self._failure_monitor = FailureMonitor(
             node,
@@ -146,9 +146,8 @@ class NodeRuntime:
             ChangeRequested(renewed=which, epoch=epoch)
         )
         self.successors.opened = self._opened
-        self.revocations: Final = Revocations(node.id, self.successors, self._send_to)
-        self.successors.listed = self.revocations.listed
-        self.successors.absent = self.revocations.absent
+        self.revocations: Final = Revocations(self.successors, self._send_to)
+        self.successors.send_notice = self.revocations.send_notice
         self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
         self.heartbeat: Heartbeat | None = None
         self._liveness: LivenessConnections | None = None
@@ -366,9 +365,9 @@ class NodeRuntime:
         if not self.has_left:
             _log.warning("this node was expelled in epoch %d: %s", epoch, foreign_line(reason))
         elastic = self.node.config.elastic_enabled
-        self._end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank, elastic=elastic))
+        self._end_all(lambda place: Expelled(epoch=epoch, reason=reason, rank=place.rank, elastic=elastic))
 
-    def _end_all(self, error_of: Callable[[Group], NexarError]) -> None:
+    def _end_all(self, error_of: TerminationError) -> None:
         self.successors.end_all(error_of)
         self.agreements.end_all(LinkClosed(owner="this node's place in the cluster"))
 
@@ -424,7 +423,7 @@ def _assume_answer(_: float, done: Callable[[bool], None]) -> None:
     done(True)
 
 
-def _lost_in(node: NodeId, cause: str, group: Group) -> NexarError:
-    rank = group.membership.rank_of(node)
+def _lost_in(node: NodeId, cause: str, place: LocalRank) -> NexarError:
+    rank = place.membership.rank_of(node)
     remedy = "the policy is abort, so no rank continues; start the job again"
     return PeerLost(rank=rank, node=node, cause=cause, remedy=remedy)

@@ -121,3 +121,26 @@ class FakeBuilder:
         self.made.append(made)
         least = UNCONSTRAINED if completed is None else completed.number
         return made, least if self.least is None else min(least, self.least)
+
+    def start(
+        self,
+        members: Membership,
+        communicator: int,
+        completed: CompletedCalls,
+        *,
+        timeout: float,
+        begun: Callable[[Any], None],
+        finished: Callable[[Generation, int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """A thread stands for the one that drives."""
+
+        def build() -> None:
+            try:
+                made = self.make(members, communicator, timeout, completed, begun)
+            except Exception as error:  # noqa: BLE001 - as the product reports it
+                failed(error)
+            else:
+                finished(*made)
+
+        threading.Thread(target=build, name="builds").start()

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, UNCONSTRAINED, CompletedCalls
-from nexar.collectives.requests import BackgroundCall
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.generation import Generation
 from nexar.communicator.generation_builder import (
     SEQUENCE,
     GenerationBuilder,
-    build_timeout,
     exchange_completed,
     run_blocking,
 )
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import LinkClosed, OperationTimeout, PeerMisbehaved
-from nexar.group import deadline_after
+from nexar.group import Group, deadline_after
 from nexar.links.messages import collective_tag
 from nexar.links.sending import MessageHeader
 from nexar.wire.frame import Space
@@ -157,42 +156,55 @@ def test_who_says_something_that_is_no_number_is_named() -> None:
 # -- builds that others drive
 
 
-def start(comm: Communicator, ended: list[BaseException | None], seconds: float = EVENT_TIMEOUT) -> BackgroundCall:
-    builder, deadline = builder_of(comm), deadline_after(seconds)
-    return builder.start(builder.group(comm.membership, 77), deadline, CompletedCalls(1, comm.rank), ended.append)
+class Started:
+    """One build, and what came of it."""
+
+    def __init__(self, comm: Communicator, timeout: float = EVENT_TIMEOUT) -> None:
+        self.groups: list[Group] = []
+        self.made: list[tuple[Generation, int]] = []
+        self.errors: list[BaseException] = []
+        self.ended = threading.Event()
+        builder_of(comm).start(
+            comm.membership,
+            77,
+            CompletedCalls(1, comm.rank),
+            timeout=timeout,
+            begun=self.groups.append,
+            finished=self._finished,
+            failed=self._failed,
+        )
+
+    def _finished(self, made: Generation, least: int) -> None:
+        self.made.append((made, least))
+        self.ended.set()
+
+    def _failed(self, error: BaseException) -> None:
+        self.errors.append(error)
+        self.ended.set()
 
 
-def test_a_started_build_needs_no_thread_that_waits_for_it(pair: list[Communicator]) -> None:
-    ended: list[BaseException | None] = []
-    before = threading.active_count()
-    builds = [start(comm, ended) for comm in pair]
-    assert threading.active_count() == before
-    for comm, build in zip(pair, builds, strict=True):
-        comm._group.wait((build,), deadline_after(EVENT_TIMEOUT))
-        made, least = build.value()
-        assert (made.communicator, least) == (77, 0)
+def test_a_started_build_needs_no_thread_of_its_own(pair: list[Communicator]) -> None:
+    builds = [Started(comm) for comm in pair]
+    for build in builds:
+        assert build.ended.wait(EVENT_TIMEOUT)
+        ((made, least),) = build.made
+        assert (made.communicator, least, build.errors) == (77, 0, [])
         made.close()
-    assert ended == [None, None]
+    assert not [thread.name for thread in threading.enumerate() if "successor" in thread.name]
 
 
 def test_a_started_build_ends_when_its_group_is_closed(pair: list[Communicator]) -> None:
-    ended: list[BaseException | None] = []
-    builder = builder_of(pair[0])
-    group = builder.group(pair[0].membership, 77)
-    build = builder.start(group, deadline_after(EVENT_TIMEOUT), CompletedCalls(1, 1), ended.append)
-    group.close()
-    with pytest.raises(LinkClosed):
-        pair[0]._group.wait((build,), deadline_after(EVENT_TIMEOUT))
-    assert [type(error) for error in ended] == [LinkClosed]
+    build = Started(pair[0])
+    build.groups[0].close()
+    assert build.ended.wait(EVENT_TIMEOUT)
+    assert [type(error) for error in build.errors] == [LinkClosed]
     assert not is_open(pair[0])
 
 
-def test_a_started_build_that_is_failed_at_its_deadline_leaves_nothing(pair: list[Communicator]) -> None:
-    ended: list[BaseException | None] = []
-    build = start(pair[0], ended)
-    build.fail(build_timeout([build.awaited()], 0.1))
-    assert build.done
-    (error,) = ended
+def test_a_started_build_ends_at_its_timeout_and_names_whom_it_missed(pair: list[Communicator]) -> None:
+    build = Started(pair[0], 0.05)
+    assert build.ended.wait(EVENT_TIMEOUT)
+    (error,) = build.errors
     assert isinstance(error, OperationTimeout)
     assert not isinstance(error.waiting_for, str)
     assert [peer.rank for peer in error.waiting_for] == [1]

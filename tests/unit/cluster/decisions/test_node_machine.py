@@ -34,6 +34,7 @@ from nexar.cluster.decisions.successor_events import (
 )
 from nexar.cluster.membership import WORLD, Change, Membership
 from nexar.wire.control import Chosen, Prepare
+from tests.losses import silent
 from tests.unit.cluster.decisions.successor_scene import (
     PART,
     TIMED_OUT,
@@ -118,8 +119,8 @@ def test_a_renewal_that_a_later_change_of_the_same_step_overtakes_is_dropped() -
 def test_no_progress_sets_outcomes_and_is_passed_on() -> None:
     node = Node(1, 2, 3)
     world = node.begin(membership(1, 2, 3))
-    node.step(PeerLossFound(2, "silence"))
-    node.step(PeerLossFound(3, "silence"))
+    node.step(PeerLossFound(2, silent()))
+    node.step(PeerLossFound(3, silent()))
     node.step(RecoverNow())
     actions: list[NodeAction] = []
     while not any(isinstance(action, NoProgress) for action in actions):
@@ -135,7 +136,7 @@ def test_stalled_communicators_are_renewed_when_all_their_members_are_back() -> 
     node = Node(1, 2, 3)
     node.begin(membership(1, 2, 3))
     for gone in (2, 3):
-        node.step(PeerLossFound(gone, "silence"))
+        node.step(PeerLossFound(gone, silent()))
     while not node.machine.successor_machine.stalled():
         node.now = node.machine.due(node.now) or node.now
         node.step(Tick())

@@ -1,5 +1,6 @@
 """Successors of one node without links, and the events that a test gives it."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from nexar.cluster.control_loop import ControlLoop
@@ -66,6 +67,10 @@ class Story:
         self.world = change.apply(self.world)
         self.successors.membership_adopted(change, self.world)
         return change
+
+    def soon(self, task: Callable[[], object]) -> None:
+        """Run it in another thread, as what the world decides comes."""
+        self.loop.call_soon(lambda: (task(), None)[1])
 
     def successor(self, of: Generation) -> Generation:
         """Wait for it."""

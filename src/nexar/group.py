@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
+from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.errors import LinkClosed, NexarError, UsageError
+from nexar.errors import Cancelled, LinkClosed, NexarError, UsageError
 from nexar.links.link import Link
 from nexar.links.matching import Matching
 from nexar.links.messages import Message, Receive, ReceiveKind
@@ -122,8 +124,13 @@ class Group:
         """As Progress.wait."""
         self.progress.wait(operations, deadline, abort_signal, keep=keep)
 
+    def post_open(self, ranks: Iterable[Rank], deadline: float) -> Operation:
+        """Open the links to these ranks that were never open. Never blocks; may fail with PeerLost."""
+        missing = [rank for rank in ranks if rank != self.rank and self.mesh.find(self._nodes[rank]) is None]
+        return BlockingTask(self.node, partial(self.open_links, missing, deadline)) if missing else FINISHED
+
     def open_links(self, ranks: Iterable[Rank], deadline: float) -> None:
-        """Raises PeerLost."""
+        """Blocks. Raises PeerLost."""
         for rank in ranks:
             if rank != self.rank:
                 self.mesh.link(self._nodes[rank], deadline)
@@ -194,6 +201,43 @@ class Group:
             raise error
         self.router.deferred_io.flush()
         return FINISHED
+
+
+class BlockingTask(Operation):
+    """A task that dials, in a thread of the node's dialer."""
+
+    __slots__ = ("_progress",)
+
+    def __init__(self, node: Node, task: Callable[[], None]) -> None:
+        super().__init__(node.progress.lock)
+        self._progress = node.progress
+        node.dialer.run_in_thread(partial(self._run, task))
+
+    @property
+    def name(self) -> str:
+        return "the opening of links"
+
+    def awaited(self) -> AwaitedPeer:
+        return AwaitedPeer()
+
+    def cancel(self) -> None:
+        """The task continues until its deadline."""
+        self._finish(Cancelled(operation=self.name))
+
+    def _run(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except DialCancelled:
+            self.cancel()
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def _finish(self, error: Exception | None) -> None:
+        with self.lock:
+            self.finish(error)
+        self._progress.wake()  # a waiting thread may be the sleeping driver
 
 
 class _LocalOrigin:

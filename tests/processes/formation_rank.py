@@ -17,7 +17,7 @@ def differing_transports() -> None:
 
 
 def killed_after_the_commit() -> None:
-    from nexar.communicator.generation import GenerationBuilder
+    from nexar.communicator.generation_builder import GenerationBuilder
 
     if rank == 1:  # the first communicator is made when the membership is committed
         GenerationBuilder.make = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_public_key
 
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.failure_detector import LivenessReport
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.membership import Member, Membership, decode_member, encode_membership
@@ -139,7 +140,10 @@ class Watch:
         config = Config(heartbeat_interval=INTERVAL, heartbeat_timeout=TIMEOUT)
         self.found: queue.SimpleQueue[LivenessReport] = queue.SimpleQueue()
         node = cast(Any, SimpleNamespace(id=me, config=config))
-        self.heartbeat = Heartbeat(node, lambda: {other: peer.link}, lambda: ((), ""), self.found.put)
+        self.control_loop = ControlLoop()
+        self.heartbeat = Heartbeat(
+            node, lambda: {other: peer.link}, lambda: ((), ""), self.found.put, control_loop=self.control_loop
+        )
         peer.node.beaten = self.heartbeat.arrived
         members = tuple(Member(each, "here", bytes(32), {}) for each in (me, other))
         self.heartbeat.adopt(Membership("ours", 1, members))
@@ -158,6 +162,7 @@ def watching(scheme: str) -> Iterator[tuple[PeerProcess, Watch]]:
             yield peer, watch
         finally:
             watch.heartbeat.close()
+            watch.control_loop.close()
             peer.kill()
 
 

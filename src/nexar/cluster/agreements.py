@@ -17,7 +17,7 @@ from copy import copy
 from random import Random
 from typing import Final, TypeAlias
 
-from nexar.cluster.control_threads import TimerThread
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.membership_events import MembershipMessage, SendMessage
 from nexar.cluster.decisions.paxos import Agreement, majority
 from nexar.cluster.membership import Departure
@@ -68,7 +68,13 @@ class AgreedValue(Operation):
 class Agreements:
     """Any thread. Close it before the mesh."""
 
-    def __init__(self, me: NodeId, progress: Progress, send: Callable[[NodeId, MembershipMessage], None]) -> None:
+    def __init__(
+        self,
+        me: NodeId,
+        progress: Progress,
+        control_loop: ControlLoop,
+        send: Callable[[NodeId, MembershipMessage], None],
+    ) -> None:
         """`send` must not block and may lose messages."""
         self._me = me
         self._progress = progress
@@ -85,7 +91,7 @@ class Agreements:
         self._gone: dict[NodeId, str] = {}  # voters removed from the cluster, and why
         self._missed: dict[NodeId, str] = {}  # voters this node has lost, and why
         self._end: NexarError | None = None  # ends all instances permanently
-        self._timer = TimerThread(self._on_timer)
+        self._timer = control_loop.call_at(None, self._on_timer)
 
     def add_generation(self, communicator: int, generation: int, voters: frozenset[NodeId]) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Cancellation, timers, ordered execution of decisions, and background sending."""
+"""Cancellation, and sending in the background."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from nexar.errors import NexarError
 from nexar.types import NodeId
@@ -66,91 +67,8 @@ class CancelToken:
             raise DialCancelled
 
 
-_LONGEST_SLEEP: Final = 3600.0
-
-
-class TimerThread:
-    """Calls `callback(now)` at requested times in its own thread; it returns its next time or None. Close it."""
-
-    def __init__(self, callback: Callable[[float], float | None]) -> None:
-        """The thread starts with the first `wake_by`."""
-        self._callback = callback
-        self._condition = threading.Condition()
-        self._due: float | None = None  # guarded by the condition
-        self._closed = False  # guarded by the condition
-        self._thread: threading.Thread | None = None  # guarded by the condition
-
-    def wake_by(self, due: float | None) -> None:
-        """Call `callback` at this time (time.monotonic) or earlier. Any thread."""
-        if due is None:
-            return
-        with self._condition:
-            if self._due is None or due < self._due:
-                self._due = due
-                self._start()
-                self._condition.notify()
-
-    def close(self) -> None:
-        """Joins the thread. Idempotent."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-
-    def _start(self) -> None:
-        """Under the condition."""
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="nexar-timer", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        while self._wait():
-            self.wake_by(self._callback(time.monotonic()))
-
-    def _wait(self) -> bool:
-        """False when closed."""
-        with self._condition:
-            while not self._closed:
-                left = _LONGEST_SLEEP if self._due is None else self._due - time.monotonic()
-                if left <= 0:
-                    self._due = None  # a time set from now on causes another call
-                    return True
-                self._condition.wait(min(left, _LONGEST_SLEEP))
-            return False
-
-
-Item = TypeVar("Item")
-
-
-class SerialQueue(Generic[Item]):
-    """Executes decisions in order, in any thread that finds no other executing. So no thread waits for another's I/O.
-    `do` may add items.
-    """
-
-    def __init__(self, do: Callable[[Item], None]) -> None:
-        self._do = do
-        self._waiting: deque[Item] = deque()
-        self._running = threading.Lock()  # held by the executing thread; never waited for
-
-    def add(self, items: Iterable[Item]) -> None:
-        """Call it under the lock that orders the decisions, then `run` without it."""
-        self._waiting.extend(items)
-
-    def run(self) -> None:
-        """Run the items unless another thread does. Raises what `do` raises; the rest waits for the next run."""
-        while self._waiting and self._running.acquire(blocking=False):
-            try:
-                while self._waiting:
-                    self._do(self._waiting.popleft())
-            finally:
-                self._running.release()
-
-
 _log = logging.getLogger(__name__)
 
-MAX_SENDER_THREADS: Final = 16
 MAX_QUEUED_MESSAGES: Final = 64  # per member; the newest are kept, and senders that need an answer ask again
 _DIAL_TIMEOUT: Final = 1.0  # seconds
 
@@ -158,7 +76,7 @@ _DIAL_TIMEOUT: Final = 1.0  # seconds
 class BackgroundSender:
     """Sends messages to members that must be dialed first. Any thread.
 
-    A member has at most one sending thread, the node MAX_SENDER_THREADS. They end with the node's dials.
+    A member has at most one task, which sends its messages in order.
     """
 
     def __init__(
@@ -168,38 +86,25 @@ class BackgroundSender:
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`run_in_thread` runs a task that blocks; it may drop it when the node closes."""
         self._own_delay = own_delay
         self._links = links
         self._run_in_thread = run_in_thread
-        self._lock = threading.Lock()  # guards everything below
-        self._queued: dict[NodeId, deque[Message]] = {}  # of each member that has, or waits for, a thread
-        self._waiting: deque[NodeId] = deque()  # for a thread
-        self._busy = 0  # threads
+        self._lock = threading.Lock()
+        self._queued: dict[NodeId, deque[Message]] = {}  # of each member that has a task; guarded by the lock
 
     def send(self, node: NodeId, message: Message) -> None:
-        """May lose the message. Never blocks."""
+        """May lose the message. Never blocks. Raises what `run_in_thread` raises."""
         with self._lock:
             messages = self._queued.get(node)
             if messages is not None:
                 messages.append(message)
                 return
             self._queued[node] = deque([message], maxlen=MAX_QUEUED_MESSAGES)
-            self._waiting.append(node)
-            if self._busy == MAX_SENDER_THREADS:
-                return
-            self._busy += 1
         try:
-            self._run_in_thread(self._run)
+            self._run_in_thread(partial(self._send_queued, node))
         except BaseException:  # no thread could be started
-            self._fail()
-            raise
-
-    def _run(self) -> None:
-        try:
-            while (node := self._next()) is not None:
-                self._send_queued(node)
-        except BaseException:
-            self._fail()
+            self._forget(node)
             raise
 
     def _send_queued(self, node: NodeId) -> None:
@@ -208,26 +113,14 @@ class BackgroundSender:
             while (message := self._take(node)) is not None:
                 link.send_control(message)
         except BaseException as error:
-            with self._lock:
-                del self._queued[node]
+            self._forget(node)
             if not isinstance(error, NexarError):
                 raise
             _log.debug("message to node %x lost: %s", node, error)
 
-    def _fail(self) -> None:
-        """Queued messages are lost if no thread is left."""
+    def _forget(self, node: NodeId) -> None:
         with self._lock:
-            self._busy -= 1
-            while not self._busy and self._waiting:
-                self._queued.pop(self._waiting.popleft(), None)
-
-    def _next(self) -> NodeId | None:
-        """None ends this thread."""
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._busy -= 1
-            return None
+            self._queued.pop(node, None)
 
     def _take(self, node: NodeId) -> Message | None:
         with self._lock:

@@ -12,14 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from nexar.cluster.control_threads import CancelToken, DialCancelled
+from nexar.cluster.task_pool import Priority, TaskPool
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 
 SCHEME_STAGGER: Final = 1.0
 """Seconds before the second scheme starts: several of the longest round trips, or a busy machine."""
 
 
+MAX_DIAL_THREADS: Final = 8
+_RESERVED_THREADS: Final = 2  # of them for probes and control messages
+
+
 class Dialer:
-    """Dials in its own threads. Close it after the transports, whose end ends the dials."""
+    """Dials, and runs tasks that dial. Close it after the transports, whose end ends the dials.
+
+    Each attempt of a dial has a thread of its own and not one of the pool: the task that dials holds one of those while
+    it waits for the attempt.
+    """
 
     def __init__(
         self,
@@ -34,7 +43,9 @@ class Dialer:
         self._cancel_token = cancel_token
         self._stagger = stagger
         self._lock = threading.Lock()
-        self._threads: set[threading.Thread] = set()  # guarded by the lock; each thread removes itself when it ends
+        # Attempts; guarded by the lock. Each thread removes itself when it ends.
+        self._threads: set[threading.Thread] = set()
+        self._pool = TaskPool("nexar-dial", MAX_DIAL_THREADS, reserved=_RESERVED_THREADS)
 
     def dial(
         self,
@@ -72,10 +83,13 @@ class Dialer:
 
     def _start(self, race: _SchemeRace, scheme: str, address: str, expected: Expected, deadline: float) -> None:
         thread = threading.Thread(
-            target=self._attempt, args=(race, scheme, address, expected, deadline), name="nexar-dial", daemon=True
+            target=self._attempt, args=(race, scheme, address, expected, deadline), name="nexar-connect", daemon=True
         )
         race.enter(scheme)
-        self._run(thread)
+        # In one step: `close` joins registered threads, and a thread removes itself only after it was added.
+        with self._lock:
+            thread.start()
+            self._threads.add(thread)
 
     def _attempt(self, race: _SchemeRace, scheme: str, address: str, expected: Expected, deadline: float) -> None:
         try:
@@ -86,26 +100,12 @@ class Dialer:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def run_in_thread(self, task: Callable[[], None]) -> None:
-        """The task must end when the node closes, and must not raise."""
-
-        def run() -> None:
-            try:
-                task()
-            finally:
-                with self._lock:
-                    self._threads.discard(threading.current_thread())
-
-        thread = threading.Thread(target=run, name="nexar-dial-task", daemon=True)
-        self._run(thread)
-
-    def _run(self, thread: threading.Thread) -> None:
-        # In one step: `close` joins registered threads, and a thread removes itself only after it was added.
-        with self._lock:
-            thread.start()
-            self._threads.add(thread)
+    def run_in_thread(self, task: Callable[[], None], priority: Priority = Priority.BACKGROUND) -> None:
+        """As `TaskPool.submit`. A task that does not dial and may take long belongs in `Node.background`."""
+        self._pool.submit(task, priority)
 
     def close(self) -> None:
+        self._pool.close()
         with self._lock:
             threads = list(self._threads)
         for thread in threads:

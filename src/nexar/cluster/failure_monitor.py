@@ -2,19 +2,20 @@
 
 A hint starts a probe, and a member that answers is not lost. Two hints are losses without a probe: silence for the
 whole timeout, and a goodbye with a traceback. At most MAX_PROBES run at a time, since without CPU to spare each one
-delays the answers it waits for. A live member without a link is dialed again; if that fails, this node
-reports a loss. The members decide together.
+delays the answers it waits for. A live member without a link is dialed again, in the dial pool; if that fails, this
+node reports a loss. The members decide together.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
 from nexar.cluster.decisions.membership_events import (
@@ -28,24 +29,49 @@ from nexar.cluster.decisions.membership_events import (
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.peer_probe import PingTable, probe_peer
+from nexar.cluster.peer_probe import PeerProbe, PingTable, broken_probe, ended_on_this_host
+from nexar.cluster.task_pool import Priority
 from nexar.errors import NexarError, PeerError
 from nexar.links.carrier_selection import is_relayed
 from nexar.links.link import Link
-from nexar.types import NodeId, format_node, format_seconds
+from nexar.types import NodeId, format_seconds
 from nexar.wire.control import Goodbye, Message
-
-_log = logging.getLogger(__name__)
 
 NoticedState: TypeAlias = Literal["lost", "stuck", "left", "back"]
 LEFT: Final = "it left"
 _RAISED: Final = "it raised an exception and left"
 _LONGEST_DIAL: Final = 5.0
-MAX_PROBES: Final = 8  # threads; further probes wait for one
+MAX_PROBES: Final = 8  # at a time; further ones wait
+
+
+class _ProbeTask:
+    """One investigation. Its steps run one after another, in the control loop or in a thread that dials."""
+
+    def __init__(self, node: NodeId, report: Callable[[Loss | None], None], release: Callable[[], None]) -> None:
+        """`end` calls `report` with the result, then `release`."""
+        self.node: Final = node
+        self._report = report
+        self._release = release
+        self._over = False  # written by the thread of the current step
+
+    def end(self, loss: Loss | None) -> None:
+        """The first result counts."""
+        if not self._over:
+            self._over = True
+            try:
+                self._report(loss)
+            finally:
+                self._release()
+
+    def abandon(self) -> None:
+        """Without a result: the node closes."""
+        if not self._over:
+            self._over = True
+            self._release()
 
 
 class FailureMonitor:
-    """Any thread. Its threads end with the node's dialer."""
+    """Any thread. Its probes end with the node's control loop, its dials with the node's dialer."""
 
     def __init__(
         self,
@@ -53,6 +79,7 @@ class FailureMonitor:
         mesh: Mesh,
         pings: PingTable,
         *,
+        control_loop: ControlLoop,
         report_event: Callable[[MembershipInput], None],
         notify_users: Callable[[NodeId, NoticedState, str], None],
         liveness_of: Callable[[NodeId], PeerLiveness | None],
@@ -61,6 +88,7 @@ class FailureMonitor:
         """`report_event` gets what the membership machine must know, `notify_users` events for users (node, state,
         cause). `liveness_of` returns what the heartbeat knows of a node, None if it does not watch the node.
         """
+        self._loop = control_loop
         self._liveness_of = liveness_of
         self._own_delay = own_delay
         self._node = node
@@ -81,8 +109,8 @@ class FailureMonitor:
         self._lost: set[NodeId] = set()  # lost and not found again; guarded by the lock
         self._goodbyes: dict[NodeId, Loss] = {}  # of members about to end their link; guarded by the lock
         self._probing_requests: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
-        self._waiting: deque[Callable[[], None]] = deque()  # tasks waiting for a thread; guarded by the lock
-        self._busy = 0  # threads; guarded by the lock
+        self._waiting: deque[Callable[[], None]] = deque()  # first steps of waiting tasks; guarded by the lock
+        self._busy = 0  # tasks that have begun, at most MAX_PROBES; guarded by the lock
         self._death_reports: dict[NodeId, Loss] = {}  # from launchers and the seed; guarded by the lock
 
     # -- hints -----------------------------------------------------------------------------------------------
@@ -164,12 +192,10 @@ class FailureMonitor:
     def _test_link(self, member: Member, timeout: float) -> None:
         link = self._mesh.find(member.node)
         if link is not None and not self._closed:
-            self._run_in_thread(lambda: self._end_if_gone(member, link, timeout))
+            self._begin(member.node, _ignore_loss, self._test, member, link, timeout)
 
-    def _end_if_gone(self, member: Member, link: Link, timeout: float) -> None:
-        failure = probe_peer(self._node, member, link, self._pings, time.monotonic() + timeout + self._own_delay())
-        if failure is not None:
-            link.lose(failure.text)
+    def _test(self, task: _ProbeTask, member: Member, link: Link, timeout: float) -> None:
+        self._probe(member, link, partial(self._run_step, task, _end_if_gone, link), timeout=timeout)
 
     def adopt(self, membership: Membership) -> None:
         with self._lock:
@@ -181,57 +207,64 @@ class FailureMonitor:
     # -- probes --------------------------------------------------------------------------------------------
 
     def probe(self, node: NodeId) -> None:
-        """Reports ProbeFinished later. Never blocks."""
+        """Reports ProbeFinished, later or at once. Never blocks."""
         with self._lock:
             if self._closed or node in self._probing_requests:
                 return
             self._probing_requests.add(node)
-        self._run_in_thread(lambda: self._answer(node))
+        ended = self._ended_here(node)
+        if ended is None:
+            self._begin(node, partial(self._answer, node), self._probe_with_relays)
+        else:
+            self._answer(node, ended)
 
-    def _answer(self, node: NodeId) -> None:
+    def _answer(self, node: NodeId, loss: Loss | None) -> None:
         # The mark goes before the report, so that a later request gets a new probe.
-        try:
-            loss = self._loss_of(node, self._probe_with_relays)
-        finally:
-            with self._lock:
-                self._probing_requests.discard(node)
+        with self._lock:
+            self._probing_requests.discard(node)
         self._report_event(ProbeFinished(node, loss))
 
     def close(self) -> None:
         """Idempotent."""
         self._closed = True
 
-    def _run_in_thread(self, task: Callable[[], None]) -> None:
+    def _begin(
+        self, node: NodeId, report: Callable[[Loss | None], None], first: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Run the step `first` of a new task when fewer than MAX_PROBES run."""
+        task = _ProbeTask(node, report, self._start_next)
         with self._lock:
-            self._waiting.append(task)
+            self._waiting.append(partial(self._run_step, task, first, *arguments))
             if self._busy == MAX_PROBES:
                 return
             self._busy += 1
-        try:
-            self._node.dialer.run_in_thread(self._run_tasks)
-        except BaseException:  # no thread could be started; running threads still take the task
+        self._start_next()
+
+    def _start_next(self) -> None:
+        """The caller leaves a place to it."""
+        if not self._loop.call_soon(self._run_next):  # closed; or blocked, and then the next hint tries again
             with self._lock:
                 self._busy -= 1
-            raise
 
-    def _run_tasks(self) -> None:
-        # Invariant: an exception of a task ends neither this thread nor the waiting tasks.
-        while (task := self._next()) is not None:
-            try:
-                task()
-            except DialCancelled:
-                continue  # the node closes: the result is not needed
-            except Exception:  # noqa: BLE001  # thread boundary: the log has the traceback
-                if not self._closed:
-                    _log.exception("a task of the failure monitor raised; the monitor continues")
-
-    def _next(self) -> Callable[[], None] | None:
-        """None ends this thread."""
+    def _run_next(self) -> None:
         with self._lock:
-            if self._waiting and not self._closed:
-                return self._waiting.popleft()
-            self._busy -= 1
-            return None
+            first = self._waiting.popleft() if self._waiting and not self._closed else None
+            if first is None:
+                self._busy -= 1
+        if first is not None:
+            first()
+
+    def _run_step(self, task: _ProbeTask, step: Callable[..., None], *arguments: Any) -> None:
+        """A step that raises ends the task, or the node would never be probed again: it counts as unreachable."""
+        try:
+            step(task, *arguments)
+        except DialCancelled:
+            task.abandon()
+        except Exception as fault:  # noqa: BLE001 - logged
+            if self._closed:
+                task.abandon()
+            else:
+                task.end(broken_probe(task.node, fault))
 
     def _investigate(self, node: NodeId, hint: Loss) -> None:
         # Hints about this node itself are ignored.
@@ -241,28 +274,26 @@ class FailureMonitor:
             if node in self._probing_hints:
                 return
             self._probing_hints.add(node)
-        self._run_in_thread(lambda: self._run_probe(node, hint))
+        ended = self._ended_here(node)
+        if ended is None:
+            self._begin(node, partial(self._end_hint, node, hint), self._probe_or_redial)
+        else:
+            self._end_hint(node, hint, ended)
 
-    def _run_probe(self, node: NodeId, hint: Loss) -> None:
+    def _ended_here(self, node: NodeId) -> Loss | None:
+        """ENDED at once for a process of this host that has ended: most losses there need no other thread."""
+        member, link = self._mesh.directory.find(node), self._mesh.find(node)
+        if member is None or (link is not None and link.failure is None):
+            return None  # a member with a working link is asked
+        return ended_on_this_host(self._node, member)
+
+    def _end_hint(self, node: NodeId, hint: Loss, loss: Loss | None) -> None:
         # The mark stays until the report, so that a thread that waits for it finds the result.
         try:
-            self._conclude(node, hint, self._loss_of(node, self._probe_or_redial))
+            self._conclude(node, hint, loss)
         finally:
             with self._lock:
                 self._probing_hints.discard(node)
-
-    def _loss_of(self, node: NodeId, probe: Callable[[NodeId], Loss | None]) -> Loss | None:
-        """An exception of `probe` is logged and counts as unreachable: others must agree to a removal."""
-        try:
-            return probe(node)
-        except DialCancelled:
-            raise
-        except Exception as fault:
-            if self._closed:
-                raise
-            text = f"it cannot be probed: {type(fault).__name__}: {fault}"
-            _log.exception("node %s: %s", format_node(node), text)
-            return Loss(LossKind.NO_ANSWER, text)
 
     def _conclude(self, node: NodeId, hint: Loss, found: Loss | None) -> None:
         if found is None:
@@ -276,73 +307,108 @@ class FailureMonitor:
         else:
             self._lose(node, found.after(hint))
 
-    def _probe_with_relays(self, node: NodeId) -> Loss | None:
-        """Like `_probe_or_redial`, but a lost member also over relays: perhaps only this connection is broken."""
-        with self._lock:
-            lost = node in self._lost
-        if not lost or not self._answers_over_relays(node):
-            return self._probe_or_redial(node)
-        self._report_reachable(node, severed=True)
-        self._notify_users(node, "back", "it is reachable over other nodes")
-        return None
+    # -- steps of tasks: the control loop ------------------------------------------------------------------
 
-    def _answers_over_relays(self, node: NodeId) -> bool:
-        member = self._mesh.directory.find(node)
-        try:
-            link = self._mesh.relay_routes.detour(node)
-        except NexarError:
-            return False  # this node closes
-        if member is None or link is None:
-            return False
-        deadline = time.monotonic() + self._timeout + self._own_delay()
-        failure = probe_peer(self._node, member, link, self._pings, deadline, packets=False)
-        if failure is not None:
-            link.lose(f"it does not answer over other nodes: {failure.text}")
-        return failure is None
-
-    def _probe_or_redial(self, node: NodeId) -> Loss | None:
-        """Why the member is unreachable; None if it is reachable, on its link or a new one. Blocks."""
-        member = self._mesh.directory.find(node)
-        if member is None:
-            return Loss(LossKind.NO_ANSWER, "it is no longer a member")
-        link, liveness = self._mesh.links().get(node), self._liveness_of(node)
-        delay = self._own_delay()
-        if liveness is not None and liveness.beat_age >= self._hung_timeout + delay:
-            return Loss(LossKind.NO_ANSWER, f"alive but stuck: no beat for {format_seconds(liveness.beat_age)}")
-        deadline = time.monotonic() + self._timeout + delay
-        failure = probe_peer(
+    def _probe(
+        self,
+        member: Member,
+        link: Link | None,
+        finished: Callable[[Loss | None], None],
+        *,
+        timeout: float,
+        packets: bool = True,
+        patience: float = 0.0,
+    ) -> None:
+        PeerProbe(
             self._node,
             member,
             link,
             self._pings,
-            deadline,
-            packets=liveness is not None,
-            patience=self._patience(liveness),
+            deadline=self._loop.now() + timeout + self._own_delay(),
+            finished=finished,
+            loop=self._loop,
+            run_in_thread=self._run_in_thread,
+            packets=packets,
+            patience=patience,
         )
-        if failure is not None:
-            if not failure.is_conclusive and link is not None and is_relayed(link.schemes):
-                return self._dial(node, severed=False)  # perhaps only the relay does not answer
-            return failure
-        if link is not None and link.failure is None:
-            return None
-        return self._dial(node, severed=link is not None)
+
+    def _run_in_thread(self, task: Callable[[], None]) -> None:
+        self._node.dialer.run_in_thread(task, Priority.PROBE)
+
+    def _probe_with_relays(self, task: _ProbeTask) -> None:
+        """Like `_probe_or_redial`, but a lost member also over relays: perhaps only this connection is broken."""
+        with self._lock:
+            lost = task.node in self._lost
+        member, link = self._mesh.directory.find(task.node), self._detour(task.node) if lost else None
+        if member is None or link is None:
+            self._probe_or_redial(task)
+        else:
+            finished = partial(self._run_step, task, self._relays_probed, link)
+            self._probe(member, link, finished, timeout=self._timeout, packets=False)
+
+    def _detour(self, node: NodeId) -> Link | None:
+        try:
+            return self._mesh.relay_routes.detour(node)
+        except NexarError:
+            return None  # this node closes
+
+    def _relays_probed(self, task: _ProbeTask, link: Link, loss: Loss | None) -> None:
+        if loss is not None:
+            link.lose(f"it does not answer over other nodes: {loss.text}")
+            self._probe_or_redial(task)
+            return
+        self._report_reachable(task.node, severed=True)
+        self._notify_users(task.node, "back", "it is reachable over other nodes")
+        task.end(None)
+
+    def _probe_or_redial(self, task: _ProbeTask) -> None:
+        """The task ends with why the member is unreachable; None if it is reachable, on its link or a new one."""
+        node = task.node
+        member = self._mesh.directory.find(node)
+        if member is None:
+            task.end(Loss(LossKind.NO_ANSWER, "it is no longer a member"))
+            return
+        link, liveness = self._mesh.links().get(node), self._liveness_of(node)
+        if liveness is not None and liveness.beat_age >= self._hung_timeout + self._own_delay():
+            text = f"alive but stuck: no beat for {format_seconds(liveness.beat_age)}"
+            task.end(Loss(LossKind.NO_ANSWER, text))
+            return
+        finished = partial(self._run_step, task, self._probed, link)
+        packets, patience = liveness is not None, self._patience(liveness)
+        self._probe(member, link, finished, timeout=self._timeout, packets=packets, patience=patience)
+
+    def _probed(self, task: _ProbeTask, link: Link | None, loss: Loss | None) -> None:
+        over_relays = link is not None and is_relayed(link.schemes)
+        if loss is not None and not loss.is_conclusive and over_relays:
+            self._redial(task, severed=False)  # perhaps only the relay does not answer
+        elif loss is not None or (link is not None and link.failure is None):
+            task.end(loss)
+        else:
+            self._redial(task, severed=link is not None)
+
+    def _redial(self, task: _ProbeTask, *, severed: bool) -> None:
+        self._run_in_thread(partial(self._run_step, task, self._dial, severed))
 
     def _patience(self, liveness: PeerLiveness | None) -> float:
         """Extra seconds for a process that exists: in total the silence after which its watchers report it."""
         silence = 0.0 if liveness is None else liveness.age
         return max(0.0, self._node.config.heartbeat_timeout - self._timeout - silence)
 
-    def _dial(self, node: NodeId, *, severed: bool) -> Loss | None:
-        dial = self._mesh.relink if severed else self._mesh.dial
+    def _dial(self, task: _ProbeTask, severed: bool) -> None:
+        """Blocks: a step for the dial pool."""
+        node, dial = task.node, self._mesh.relink if severed else self._mesh.dial
         try:
             longest = min(_LONGEST_DIAL, self._node.config.heartbeat_timeout) + self._own_delay()
             dial(node, time.monotonic() + longest)
         except NexarError as error:
-            return Loss(LossKind.NO_ANSWER, _cause(error))
+            task.end(Loss(LossKind.NO_ANSWER, _cause(error)))
+            return
         if severed:
             self._report_reachable(node, severed=True)
             self._notify_users(node, "back", "its link was lost and replaced")
-        return None
+        task.end(None)
+
+    # -- reports: any thread -------------------------------------------------------------------------------
 
     def _report_reachable(self, node: NodeId, *, severed: bool = False) -> None:
         with self._lock:
@@ -370,6 +436,16 @@ class FailureMonitor:
         link = self._mesh.links().get(node)
         if link is not None:
             link.lose(loss.cause)
+
+
+def _ignore_loss(_: Loss | None) -> None:
+    """Ignored."""
+
+
+def _end_if_gone(task: _ProbeTask, link: Link, loss: Loss | None) -> None:
+    if loss is not None:
+        link.lose(loss.text)
+    task.end(None)
 
 
 def _announced_loss(goodbye: Goodbye) -> Loss:

@@ -1,7 +1,7 @@
 """Sends beats to the watchers of this node and checks the nodes it watches.
 
-One thread sends without blocking, so a peer that does not read delays no other. A node is watched from its first link
-until it leaves the membership.
+The control loop sends without blocking, so a peer that does not read delays no other. A node is watched from its first
+link until it leaves the membership.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from nexar.clock import Clock, SystemClock
-from nexar.cluster.control_threads import TimerThread
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.failure_detector import FailureDetector, LivenessReport, PeerLiveness, watched, watchers
 from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.membership import Membership
@@ -35,12 +34,11 @@ class Heartbeat:
         doing: Callable[[], tuple[tuple[CurrentCall, ...], str]],
         report: Callable[[LivenessReport], None],
         *,
+        control_loop: ControlLoop,
         meter: DelayMeter | None = None,
-        clock: Clock | None = None,
-        make_timer: Callable[[Callable[[float], float | None]], TimerThread] = TimerThread,
     ) -> None:
         """`links` are or were open. `doing` returns the current calls and the last finished one. `report` may concern
-        nodes that have just left. The heartbeat thread calls all three; they must not block.
+        nodes that have just left. The control loop calls all three; they must not block.
         """
         config = node.config
         self._me = node.id
@@ -48,7 +46,7 @@ class Heartbeat:
         self._links = links
         self._doing = doing
         self._report = report
-        self._clock = clock or SystemClock()
+        self._loop = control_loop
         self._interval = config.heartbeat_interval
         self._lock = threading.Lock()  # guards everything below
         self._detector = FailureDetector(config.heartbeat_interval, config.heartbeat_timeout, config.stuck_timeout)
@@ -57,8 +55,8 @@ class Heartbeat:
         self._watched: tuple[NodeId, ...] = ()
         self._next_beat = 0.0
         self._meter = meter
-        self._next_timer: float | None = None  # when the next timer is due; written by the heartbeat thread
-        self._timer = make_timer(self._on_timer)
+        self._next_timer: float | None = None  # when the next timer is due; written by the control loop
+        self._timer = control_loop.call_at(None, self._on_timer)
 
     # -- any thread --------------------------------------------------------------------------------------
 
@@ -67,7 +65,7 @@ class Heartbeat:
         rank = membership.rank_of(self._me)
         if rank is None:
             raise UsageError("this node is not in the membership that it is given")
-        members, size, now = membership.members, membership.size, self._clock.now()
+        members, size, now = membership.members, membership.size, self._loop.now()
         with self._lock:
             self._epoch = membership.epoch
             self._watchers = tuple(members[other].node for other in watchers(size, rank, self._topology))
@@ -79,18 +77,18 @@ class Heartbeat:
     def arrived(self, peer: NodeId, beat: Beat) -> None:
         """Never blocks."""
         with self._lock:
-            self._detector.beat(peer, beat, self._clock.now())
+            self._detector.beat(peer, beat, self._loop.now())
 
     def known(self, node: NodeId) -> PeerLiveness | None:
         """None if the node is not watched."""
         with self._lock:
-            return self._detector.known(node, self._clock.now())
+            return self._detector.known(node, self._loop.now())
 
     def close(self) -> None:
         """Nothing is sent or reported afterwards. Idempotent."""
         self._timer.close()
 
-    # -- heartbeat thread --------------------------------------------------------------------------------
+    # -- control loop ------------------------------------------------------------------------------------
 
     def _on_timer(self, now: float) -> float | None:
         self._measure(now)

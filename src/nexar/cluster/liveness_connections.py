@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nexar.cluster.control_threads import TimerThread
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.failure_detector import watched, watchers
 from nexar.cluster.decisions.peering import PeerDirectory
 from nexar.cluster.handshake import AnsweringHandshake, DialSuperseded, PeerDial, PeerDialFailed, send_control
@@ -125,6 +125,8 @@ class LivenessConnections:
         node: Node,
         links: Callable[[], Mapping[NodeId, Link]],
         ended: Callable[[NodeId, str], None],
+        *,
+        control_loop: ControlLoop,
     ) -> None:
         """`links` are or were open. The driver calls `ended` with the cause when a connection breaks; it must not
         block.
@@ -138,7 +140,7 @@ class LivenessConnections:
         self._connections: dict[NodeId, LivenessConnection] = {}
         self._finishing: set[LivenessConnection] = set()  # finished by this side, not yet by the peer
         self._closed = False
-        self._timer = TimerThread(self._on_timer)
+        self._timer = control_loop.call_at(None, self._on_timer)
         if tcp_scheme(node.capabilities) is None:
             _log.debug("no liveness connections without tls: only silence shows that a process died")
 

@@ -9,10 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Final, Protocol, assert_never, get_args
 
-from nexar.cluster.control_threads import BackgroundSender, SerialQueue, TimerThread
+from nexar.cluster.control_loop import ControlLoop, SerialQueue
+from nexar.cluster.control_threads import BackgroundSender
 from nexar.cluster.decisions.membership_events import (
     MembershipAction,
     MembershipDecided,
@@ -30,6 +32,7 @@ from nexar.cluster.decisions.membership_machine import MembershipMachine
 from nexar.cluster.membership import Change, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.cluster.task_pool import Priority
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.types import NodeId
@@ -69,6 +72,7 @@ class MembershipService:
         mesh: Mesh,
         membership: Membership,
         *,
+        control_loop: ControlLoop,
         listener: MembershipListener,
         probe: Callable[[NodeId], None],
         send_to_seed: Callable[[Message], bool],
@@ -94,12 +98,14 @@ class MembershipService:
             random=Random(node.id),
         )
         self._queue = SerialQueue(self._do)  # filled under the lock
-        self._sender = BackgroundSender(mesh, node.dialer.run_in_thread, own_delay=own_delay)
+        self._sender = BackgroundSender(
+            mesh, partial(node.dialer.run_in_thread, priority=Priority.CONTROL), own_delay=own_delay
+        )
         self._reported_delay = 0.0  # last value reported to the machine; guarded by the lock
         self._closed = False  # written by `close`
         self._membership = membership  # the newest performed one; written by the performing thread
         self._last_probes: dict[NodeId, float] = {}  # last probes of members without a link; any thread
-        self._timer = TimerThread(self._on_timer)
+        self._timer = control_loop.call_at(None, self._on_timer)
 
     @property
     def membership(self) -> Membership:
@@ -118,10 +124,10 @@ class MembershipService:
             return
         now = time.monotonic()
         with self._lock:
-            self._queue.add(self._update_delay(now))
-            self._queue.add(self._machine.step(event, now))
+            self._queue.post(self._update_delay(now))
+            self._queue.post(self._machine.step(event, now))
             due = self._machine.due(now)
-        self._queue.run()
+        self._queue.drain()
         self._timer.wake_by(due)
 
     def _update_delay(self, now: float) -> list[MembershipAction]:
@@ -178,7 +184,7 @@ class MembershipService:
             self._send_on_link(link, message)
 
     def _probe_again(self, node: NodeId) -> None:
-        # The network may have recovered. Each probe costs a thread, so the rate is limited.
+        # The network may have recovered. Probes delay one another, so the rate is limited.
         now = time.monotonic()
         if now - self._last_probes.setdefault(node, now) >= _PROBE_INTERVAL:
             self._last_probes[node] = now

@@ -65,7 +65,9 @@ class Mesh:
         self.quiet_leavers: Final = QuietLeavers()  # links to closed former members, until they end
         self._sidecars = SidecarDialer(node)
         self._peers = PeerTable(self.router, self.control.control, self._lost)
-        self.relay_routes: Final = RelayRoutes(node, self._peers, self.router, self.dial)
+        self.relay_routes: Final = RelayRoutes(
+            node, self._peers, self.router, self.dial, control_loop=node.control_loop
+        )
         self.acceptor: Final = PeerAcceptor(node, self._peers, self._sidecars, on_refused)
 
     @property
@@ -326,14 +328,24 @@ def _await(mesh: Mesh, rank: Rank, member: Member, deadline: float) -> None:
         raise PeerLost(rank=rank, node=member.node, address=address_of(member), cause=cause)
 
 
-def open_all(mesh: Mesh, deadline: float) -> None:
-    """Open missing links to neighbours. Errors as `open_first`."""
+def is_open_to_all(mesh: Mesh) -> bool:
+    """Whether `open_all` has nothing to do. Never blocks."""
+    return not _unopened(mesh)
+
+
+def _unopened(mesh: Mesh) -> list[Rank]:
     directory = mesh.directory
     members, mine = directory.membership.members, directory.rank
     opened = {node for node in mesh.links() if mesh.relay_routes.link(node) is not None}
     order = [*range(mine + 1, len(members)), *range(mine)]
     wanted = [rank for rank in order if mesh.relay_routes.wants(members[rank].node)]
-    missing = [rank for rank in wanted if members[rank].node not in opened]
+    return [rank for rank in wanted if members[rank].node not in opened]
+
+
+def open_all(mesh: Mesh, deadline: float) -> None:
+    """Open missing links to neighbours. Errors as `open_first`."""
+    members, mine = mesh.directory.membership.members, mesh.directory.rank
+    missing = _unopened(mesh)
     if not missing:
         return
     with ThreadPoolExecutor(min(_MAX_OPENING, len(missing)), thread_name_prefix="nexar-open") as pool:

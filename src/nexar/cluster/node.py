@@ -8,11 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 from nexar.cluster.addresses import Interface, candidate_addresses, dial_order, own_ip_addresses, own_networks
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.host import host_id, read_interfaces
 from nexar.cluster.membership import Member
+from nexar.cluster.task_pool import TaskPool
 from nexar.cluster.transports import Transports, open_transports
 from nexar.config import Config
 from nexar.links.carrier_selection import bulk_channel_scheme
@@ -27,6 +29,8 @@ from nexar.types import MAX_NODE, NodeId
 
 if TYPE_CHECKING:
     from nexar.transport.memory import MemoryNetwork
+
+_BACKGROUND_THREADS: Final = 4
 
 
 def _sidecar(config: Config) -> str | None:
@@ -54,6 +58,9 @@ class Node:
             spin=spin_of(config.spin_microsecs),
             on_end=self.cancel_token.cancel,
         )
+        self.control_loop: Final = ControlLoop()
+        """Timers and probes of this node. Users of the loop close their timers before the node closes it."""
+        self.progress.when_forked(self.control_loop.abandon)
         self.delay_meter: Final = DelayMeter(2 * config.heartbeat_timeout)
         """Extends deadlines of peers when this process gets too little CPU."""
         self.dialer: Final = Dialer(
@@ -61,6 +68,8 @@ class Node:
             self.cancel_token,
             own_delay=lambda: self.delay_meter.seconds,
         )
+        self.background: Final = TaskPool("nexar-background", _BACKGROUND_THREADS)
+        """For tasks that may take minutes, so that they take no thread from dials."""
 
     def _open(self, network: MemoryNetwork | None) -> Transports:
         if network is None:
@@ -205,8 +214,10 @@ class Node:
     def close(self) -> None:
         """The caller closes the links first. Idempotent."""
         self.cancel_token.cancel()
+        self.control_loop.close()  # its callbacks use the transports
         self.progress.close()
         self.dialer.close()
+        self.background.close()
         self._transports.close()
 
     def __enter__(self) -> Self:

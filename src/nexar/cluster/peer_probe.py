@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import os
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.failure_detector import IF_SLOW
 from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.membership import Member
@@ -30,34 +32,56 @@ from nexar.errors import NexarError
 from nexar.links.carrier_selection import shows_life
 from nexar.transport.address import parse_address
 from nexar.transport.registry import tcp_scheme
-from nexar.types import NodeId, format_seconds
+from nexar.types import NodeId, format_node, format_seconds
 from nexar.wire.control import Message, Ping, Pong
 
 if TYPE_CHECKING:
     from nexar.links.link import Link  # at run time it would load NumPy into the launcher
 
+_log = logging.getLogger(__name__)
+
 _MAX_TRIES: Final = 5
 """Accepted connections that end at once; an ending process does not accept more."""
 _IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
 
+RunInThread: TypeAlias = Callable[[Callable[[], None]], None]
+"""Runs a task that blocks."""
+_AddressInfo: TypeAlias = tuple[Any, ...]  # as socket.getaddrinfo gives it
+
+
+def _run_here(task: Callable[[], None]) -> None:
+    task()
+
 
 class TcpProbe:
-    """A TCP connection attempt in a `with` block; `selector` data are its callbacks. Blocks only to resolve names."""
+    """A TCP connection attempt. Only in its loop, like the `with` block that ends it."""
 
-    def __init__(self, address: str, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        address: str,
+        loop: ControlLoop,
+        changed: Callable[[], None] = lambda: None,
+        *,
+        run_in_thread: RunInThread = _run_here,
+    ) -> None:
+        """`changed` is called after each change, except during the construction. `run_in_thread` looks up names."""
         self.address: Final = address
-        self._selector = selector
+        self._loop = loop
+        self._changed = changed
+        self._run_in_thread = run_in_thread
         self._socket: socket.socket | None = None
         self._since: float | None = None  # when it was accepted
         self._tries = 0
+        self._closed = False
         self.refused = False  # no process listens
         self.failed: str | None = None  # the reason; None while it may succeed
+        self._begin()
 
     def __enter__(self) -> Self:
-        self._begin()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._closed = True
         self._end()
 
     @property
@@ -65,21 +89,46 @@ class TcpProbe:
         return self._since is not None
 
     def open_for(self, seconds: float) -> bool:
-        return self._since is not None and time.monotonic() - self._since >= seconds
+        return self._since is not None and self._loop.now() - self._since >= seconds
 
     def _begin(self) -> None:
         self._tries += 1
+        host, port = parse_address(self.address)
         try:
-            host, port = parse_address(self.address)
-            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            found = _look_up(host, port, socket.AI_NUMERICHOST)
+        except OSError:  # a name
+            self._run_in_thread(partial(self._look_up_name, host, port))
+        else:
+            self._connect(found)
+
+    def _look_up_name(self, host: str, port: int) -> None:
+        """Blocks. Not in the loop, unless nothing else runs there."""
+        try:
+            found = _look_up(host, port)
+        except OSError as error:
+            self._loop.call_soon(partial(self._name_found, None, error))
+        else:
+            self._loop.call_soon(partial(self._name_found, found, None))
+
+    def _name_found(self, found: _AddressInfo | None, error: OSError | None) -> None:
+        if self._closed:
+            return
+        if found is None:
+            self._fail(None if error is None else error.errno, str(error))
+        else:
+            self._connect(found)
+        self._changed()
+
+    def _connect(self, found: _AddressInfo) -> None:
+        try:
+            self._socket = socket.socket(found[0], socket.SOCK_STREAM)
             self._socket.setblocking(False)
-            number = self._socket.connect_ex(place)
+            number = self._socket.connect_ex(found[4])
         except OSError as error:
             self._fail(error.errno, str(error))
             return
         if number in _IN_PROGRESS:
-            self._selector.register(self._socket, selectors.EVENT_WRITE, self._connected)
+            self._loop.register(self._socket, selectors.EVENT_WRITE, self._connected)
         else:
             self._fail(number, os.strerror(number))
 
@@ -87,15 +136,20 @@ class TcpProbe:
         assert self._socket is not None
         number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number == errno.ECONNRESET:
-            self._ended()
+            self._retry()
         elif number:
             self._fail(number, os.strerror(number))
         else:
-            self._since = time.monotonic()
-            self._selector.modify(self._socket, selectors.EVENT_READ, self._ended)
+            self._since = self._loop.now()
+            self._loop.register(self._socket, selectors.EVENT_READ, self._ended)
+        self._changed()
 
     def _ended(self) -> None:
         # The peer never sends, so it has closed or reset the connection.
+        self._retry()
+        self._changed()
+
+    def _retry(self) -> None:
         self._end()
         if self._tries < _MAX_TRIES:
             self._begin()
@@ -109,24 +163,58 @@ class TcpProbe:
 
     def _end(self) -> None:
         if self._socket is not None:
-            if self._socket.fileno() in self._selector.get_map():
-                self._selector.unregister(self._socket)
+            self._loop.unregister(self._socket)
             self._socket.close()
         self._socket, self._since = None, None
 
 
+def _look_up(host: str, port: int, flags: int = 0) -> _AddressInfo:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+
+
 def nobody_listens(addresses: Sequence[str], timeout: float) -> bool:
-    """Whether all addresses refuse TCP connections. False at the timeout."""
+    """Whether all addresses refuse TCP connections. False at the timeout. Blocks."""
     deadline = time.monotonic() + timeout
-    with selectors.DefaultSelector() as selector, ExitStack() as stack:
-        probes = [stack.enter_context(TcpProbe(address, selector)) for address in addresses]
+    with ControlLoop(threaded=False) as loop, ExitStack() as stack:
+        probes = [stack.enter_context(TcpProbe(address, loop)) for address in addresses]
         while not any(probe.accepted for probe in probes) and not all(probe.failed for probe in probes):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            for key, _ in selector.select(left):
-                key.data()
+            loop.step(left)
         return all(probe.refused for probe in probes)
+
+
+def ended_on_this_host(node: Node, member: Member) -> Loss | None:
+    """ENDED if the member is of this host and its system refuses connections; None: a probe must find out. Never
+    blocks: inside one host the kernel has answered a connection when `connect` returns.
+    """
+    if member.host != node.host:
+        return None
+    addresses = _tcp_addresses(node, member)
+    return _ended(addresses) if addresses and all(map(_is_refused, addresses)) else None
+
+
+def _is_refused(address: str) -> bool:
+    host, port = parse_address(address)
+    try:
+        found = _look_up(host, port, socket.AI_NUMERICHOST)
+        with socket.socket(found[0], socket.SOCK_STREAM) as attempt:
+            attempt.setblocking(False)
+            number = attempt.connect_ex(found[4])
+            return errno.ECONNREFUSED in (number, attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    except OSError:
+        return False  # a name, or no descriptor is left
+
+
+def _tcp_addresses(node: Node, member: Member) -> Sequence[str]:
+    offered = node.dial_addresses(member)  # without addresses of this host
+    tcp = tcp_scheme(offered)
+    return () if tcp is None else offered[tcp]
+
+
+def _ended(addresses: Iterable[str]) -> Loss:
+    return Loss(LossKind.ENDED, f"its process has ended (connection refused at {', '.join(addresses)})")
 
 
 class PingTable:
@@ -166,96 +254,102 @@ def _answer(link: Link, ping: Ping) -> None:
         return  # the link is lost; the sender notices
 
 
+_LONGEST_STEP: Final = 60.0
 _COUNT_INTERVAL: Final = 0.05  # seconds between two packet counts, and between two Pings
 _MIN_OPEN_SECONDS: Final = 0.02  # seconds that a connection must last; shorter ones come from a process that is ending
 
 
-def probe_peer(
-    node: Node,
-    member: Member,
-    link: Link | None,
-    pings: PingTable,
-    deadline: float,
-    *,
-    packets: bool = True,
-    patience: float = 0.0,
-) -> Loss | None:
-    """Returns why the member is unreachable, None if it is reachable. Blocks; not in the driver.
+class PeerProbe:
+    """Finds out whether a member is reachable. Only in its loop."""
 
-    Returns by the deadline (time.monotonic), `patience` later for a process that exists, at once when the node closes.
-    Without `packets` the Python code must answer: the caller cannot tell how long it has been stuck. Without a link an
-    accepted connection suffices.
-    """
-    if link is not None and link.failure is not None:
-        link = None
-    with _PeerProbe(node, member, link, pings, packets=packets) as asked:
-        return asked.run(deadline, patience)
+    def __init__(
+        self,
+        node: Node,
+        member: Member,
+        link: Link | None,
+        pings: PingTable,
+        *,
+        deadline: float,
+        finished: Callable[[Loss | None], None],
+        loop: ControlLoop,
+        run_in_thread: RunInThread,
+        packets: bool = True,
+        patience: float = 0.0,
+    ) -> None:
+        """The loop calls `finished` once, later, with the reason why the member is unreachable, None if it is
+        reachable: by the deadline, `patience` later for a process that exists, at once when the node closes.
 
-
-class _PeerProbe:
-    def __init__(self, node: Node, member: Member, link: Link | None, pings: PingTable, *, packets: bool) -> None:
+        Without `packets` the Python code must answer: the caller cannot tell how long it has been stuck. Without a link
+        an accepted connection suffices. `run_in_thread` looks up names. Raises if the addresses are invalid.
+        """
         self._node = node
+        self._loop = loop
+        self._finished = finished
+        self._deadline, self._patience = deadline, patience
         self._packets = packets
-        self._link = link
-        self._pings = pings
-        offered = node.dial_addresses(member)  # without addresses of this host
-        tcp = tcp_scheme(offered)
-        self._addresses = () if tcp is None else offered[tcp]
+        self._link = None if link is None or link.failure is not None else link
         self._peer = member.node
-        self._begin = time.monotonic()
-        self._stack = ExitStack()
+        self._begin = self._counted_at = loop.now()
         self._tcp_probes: list[TcpProbe] = []
         self._answered = False  # written by the driver
-        self._number = 0
         self._received_bytes: float | None = None  # at the last count
         self._packets_came = False
-        self._counted_at = self._begin
+        self._over = False
+        self._timer = loop.call_at(None, self._on_timer)
+        with ExitStack() as stack:
+            stack.callback(self._timer.cancel)
+            self._number = pings.expect(self._peer, self._pong)
+            stack.callback(pings.forget, self._number)
+            stack.enter_context(node.cancel_token.waking(self._wake))
+            for address in _tcp_addresses(node, member):
+                probe = TcpProbe(address, loop, self._check, run_in_thread=run_in_thread)
+                self._tcp_probes.append(stack.enter_context(probe))
+            self._ask()
+            self._timer.wake_by(self._begin)
+            self._resources = stack.pop_all()
 
-    def __enter__(self) -> Self:
-        with self._stack as stack:
-            self._selector = stack.enter_context(selectors.DefaultSelector())
-            self._wake_sender, self._wake_receiver = socket.socketpair()
-            for end in (self._wake_sender, self._wake_receiver):
-                stack.enter_context(end)
-                end.setblocking(False)
-            self._selector.register(self._wake_receiver, selectors.EVENT_READ)
-            self._number = self._pings.expect(self._peer, self._pong)
-            stack.callback(self._pings.forget, self._number)
-            stack.enter_context(self._node.cancel_token.waking(self._wake))
-            for address in self._addresses:
-                self._tcp_probes.append(stack.enter_context(TcpProbe(address, self._selector)))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def close(self) -> None:
+        """`finished` is not called any more. Idempotent."""
+        self._over = True
+        self._resources.close()
 
     # -- called by the driver, or by the thread that closes the node ---------------------------------------
 
     def _pong(self) -> None:
-        self._answered = True
-        self._wake()
+        if not self._answered:  # the queue of the loop gets one callback, however many Pongs the peer sends
+            self._answered = True
+            self._wake()
 
     def _wake(self) -> None:
+        self._loop.call_soon(self._check)
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def _on_timer(self, _: float) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        """Finish if the result is known, else check again soon."""
+        if self._over:
+            return
         try:
-            self._wake_sender.send(b"!")
-        except OSError:
-            return  # already pending, or closed
+            over, loss = self._result()
+        except Exception as fault:  # noqa: BLE001 - logged; others must agree to a removal
+            over, loss = True, broken_probe(self._peer, fault)
+        if over:
+            self.close()
+            self._finished(loss)
 
-    # -- the probing thread --------------------------------------------------------------------------------
-
-    def run(self, deadline: float, patience: float) -> Loss | None:
-        self._ask()
-        while not self._lives():
-            failure = self._certain_failure()
-            now = time.monotonic()
-            left = deadline + (patience if self._exists else 0.0) - now
-            if failure is not None or left <= 0:
-                return failure or Loss(LossKind.NO_ANSWER, self._describe_silence(now))
-            self._wait(min(left, _MIN_OPEN_SECONDS if self._link is None else _COUNT_INTERVAL))
-        return None
+    def _result(self) -> tuple[bool, Loss | None]:
+        """Whether it is known, and the loss."""
+        if self._lives():
+            return True, None
+        now, end = self._loop.now(), self._deadline + (self._patience if self._exists else 0.0)
+        failure = self._certain_failure()
+        if failure is not None or now >= end:
+            return True, failure or Loss(LossKind.NO_ANSWER, self._describe_silence(now))
+        self._timer.move(min(end, now + (_MIN_OPEN_SECONDS if self._link is None else _COUNT_INTERVAL)))
+        return False, None
 
     @property
     def _exists(self) -> bool:
@@ -268,13 +362,6 @@ class _PeerProbe:
             except NexarError:
                 self._link = None
 
-    def _wait(self, seconds: float) -> None:
-        for key, _ in self._selector.select(max(0.0, seconds)):
-            if key.fileobj is self._wake_receiver:
-                self._wake_receiver.recv(64)
-            else:
-                key.data()
-
     def _lives(self) -> bool:
         if self._answered or self._node.cancel_token.is_cancelled:
             return True
@@ -284,7 +371,7 @@ class _PeerProbe:
         return self._shows_life(self._link)
 
     def _shows_life(self, link: Link) -> bool:
-        now = time.monotonic()
+        now = self._loop.now()
         if not shows_life(link.schemes) or now < self._counted_at + _COUNT_INTERVAL:
             return False
         before, self._received_bytes, self._counted_at = self._received_bytes, link.heard_bytes(), now
@@ -296,9 +383,8 @@ class _PeerProbe:
     def _certain_failure(self) -> Loss | None:
         if not self._tcp_probes or not all(probe.failed for probe in self._tcp_probes):
             return None
-        where = ", ".join(self._addresses)
         if all(probe.refused for probe in self._tcp_probes):
-            return Loss(LossKind.ENDED, f"its process has ended (connection refused at {where})")
+            return _ended(probe.address for probe in self._tcp_probes)
         if self._link is not None:
             return None
         reasons = "; ".join(f"{probe.address}: {probe.failed}" for probe in self._tcp_probes)
@@ -309,3 +395,45 @@ class _PeerProbe:
         if any(probe.accepted for probe in self._tcp_probes):
             return f"{waited}, though its system accepts connections: its process is stopped or stuck{IF_SLOW}"
         return waited
+
+
+def broken_probe(node: NodeId, fault: Exception) -> Loss:
+    """Log an exception of a probe. It counts as unreachable: others must agree to a removal."""
+    text = f"it cannot be probed: {type(fault).__name__}: {fault}"
+    _log.error("node %s: %s", format_node(node), text, exc_info=fault)
+    return Loss(LossKind.NO_ANSWER, text)
+
+
+def probe_peer(
+    node: Node,
+    member: Member,
+    link: Link | None,
+    pings: PingTable,
+    deadline: float,
+    *,
+    packets: bool = True,
+    patience: float = 0.0,
+) -> Loss | None:
+    """As PeerProbe, but blocks until the result is known (deadline: time.monotonic). Neither in the driver nor in a
+    control loop: it steps a loop of its own.
+    """
+    results: list[Loss | None] = []
+    with ControlLoop(threaded=False) as loop:
+        probe = PeerProbe(
+            node,
+            member,
+            link,
+            pings,
+            deadline=deadline,
+            finished=results.append,
+            loop=loop,
+            run_in_thread=_run_here,
+            packets=packets,
+            patience=patience,
+        )
+        try:
+            while not results:
+                loop.step(_LONGEST_STEP)
+        finally:
+            probe.close()
+    return results[0]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from nexar.cluster.control_threads import TimerThread
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
 from nexar.cluster.peer_table import CLOSED, MAX_MISSED_LINKS, PeerEntry, PeerTable, links_since, next_number
@@ -35,7 +35,15 @@ _CHECK_INTERVAL: Final = 1.0
 class RelayRoutes:
     """The `MeshView` of one node's relay. Close it after the relayed links, before the others."""
 
-    def __init__(self, node: Node, peers: PeerTable, router: Router, dial: Callable[[NodeId, float], Link]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        peers: PeerTable,
+        router: Router,
+        dial: Callable[[NodeId, float], Link],
+        *,
+        control_loop: ControlLoop,
+    ) -> None:
         """`dial` opens a direct link. It blocks, and raises PeerLost."""
         self._node = node
         self._peers = peers
@@ -53,7 +61,7 @@ class RelayRoutes:
         """Probes members without a relay route, given the reason. Must not block. Set once."""
         self.relay: Final = Relay(node.id, node.progress, router.deferred_io, self)
         router.relay = self.relay.take
-        self._timer = TimerThread(self.relay.tick)
+        self._timer = control_loop.call_at(None, self.relay.tick)
 
     # -- graph: any thread, without blocking -------------------------------------------------------------
 
@@ -141,7 +149,8 @@ class RelayRoutes:
             self.relay.opened(node)
 
     def wake_by(self, due: float) -> None:
-        self._timer.wake_by(due)
+        # By the driver: the relay holds its lock, and a finaliser that runs under the loop's lock may need that one.
+        self._node.progress.run_soon(partial(self._timer.wake_by, due))
 
     def adopt(self) -> None:
         with self._peers.changed:

@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from nexar.cluster.addresses import candidate_addresses
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_checks import AdmissionLimits, ClockLimits
 from nexar.cluster.decisions.admission_events import SeedEvent
@@ -141,8 +142,10 @@ class SeedService:
         certificate = _certify(identity)
         credentials = make_credentials(identity.node, identity.authority.cluster, identity.key, certificate)
         trust = Trust(identity.authority.certificate_pem, allow_anonymous=True)
+        self._control_loop = ControlLoop()  # its only timer is the server's, which may wait for the disk
         self._server = self._make_server(config, identity, certificate, membership)
         with ExitStack() as undo:
+            undo.callback(self._control_loop.close)
             undo.callback(self._server.close)
             where = previous_listen_address(identity.port, listen, config)
             self._transports = open_seed_transports(
@@ -155,6 +158,7 @@ class SeedService:
             self.ticket: Final = format_ticket(invitation)
             undo.pop_all()
         self._progress = Progress(self._transports.sleeper, list(self._transports.by_scheme.values()), spin=0.0)
+        self._progress.when_forked(self._control_loop.abandon)
 
     def _make_server(
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None
@@ -198,6 +202,7 @@ class SeedService:
             self._status,
             self._seed_log,
             self._board,
+            control_loop=self._control_loop,
             keep=self._keep_membership,
             keep_vote=self._keep_vote,
             discard=self._discard_membership,
@@ -295,6 +300,7 @@ class SeedService:
         # A seed with state may be restarted: its joiners may retry, so they are not refused.
         refusal = "the seed was closed before the cluster had formed" if forming and self._state is None else None
         self._server.close(refusal)
+        self._control_loop.close()
         self._progress.close()
         self._transports.close()
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
-from nexar.cluster.control_threads import SerialQueue, TimerThread
+from nexar.cluster.control_loop import ControlLoop, SerialQueue
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_events import (
     AdmissionAction,
@@ -66,6 +66,7 @@ class SeedServer:
         seed_log: SeedLog,
         board: StatusBoardService,
         *,
+        control_loop: ControlLoop,
         keep: Callable[[Membership], None],
         keep_vote: Callable[[Vote], None],
         discard: Callable[[], None] = lambda: None,
@@ -95,8 +96,8 @@ class SeedServer:
         self._unauthenticated: OrderedDict[int, None] = OrderedDict()  # those that were never admitted
         self._closed = False
         self._meter = meter
-        self._measure_at: float | None = None  # written by the timer thread once it runs
-        self._timer = TimerThread(self._on_timer)
+        self._measure_at: float | None = None  # written by the control loop once it runs
+        self._timer = control_loop.call_at(None, self._on_timer)
         now = time.monotonic()
         if meter is not None and admission.forms:
             self._measure_at = now + _MEASURE_INTERVAL
@@ -126,7 +127,7 @@ class SeedServer:
     def candidate_refused(self, address: str, reason: str) -> None:
         with self._lock:
             self._transport_refusals.add(describe_peer(None, None, address), reason)
-            self._queue.add([(None, SeedEvent("refused", address, reason=brief(reason)))])
+            self._queue.post([(None, SeedEvent("refused", address, reason=brief(reason)))])
         self._perform()
 
     # -- state -------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class SeedServer:
         now, cause = time.monotonic(), None if isinstance(event, AdmissionTick) else event.connection
         try:
             with self._lock:
-                self._queue.add([(cause, action) for action in self._admission.step(event, now)])
+                self._queue.post([(cause, action) for action in self._admission.step(event, now)])
                 due = self._admission.due(now)
         except Exception as fault:
             if cause is None or isinstance(event, ConnectionEnded):  # the end of a connection is its last event
@@ -175,7 +176,7 @@ class SeedServer:
 
     def _perform(self) -> None:
         try:
-            self._queue.run()
+            self._queue.drain()
         except BaseException as fault:
             self._status.failed(InternalError(f"the seed cannot go on: {fault!r}"))
             raise

@@ -11,7 +11,6 @@ import itertools
 import logging
 import math
 import platform
-import queue
 import threading
 import time
 from collections import deque
@@ -19,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
+from nexar.cluster.control_loop import Timer
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.join_client import (
@@ -101,6 +101,11 @@ class SeedCallbacks:
     on_refused: Callable[[JoinRefused], None] = _ignore  # final
 
 
+class _Ping(NamedTuple):
+    timer: Timer
+    done: Callable[[bool], None]
+
+
 class SeedSession:
     """Keeps the connection and renews the certificate, in one thread. Close it before the node."""
 
@@ -129,7 +134,7 @@ class SeedSession:
         self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
         self._asked = False  # a renewal is pending; written by the thread
         self._numbers = itertools.count(1)
-        self._inquiries: dict[int, queue.SimpleQueue[bool]] = {}  # waiters for a LivenessReply; dict methods are atomic
+        self._pings: dict[int, _Ping] = {}  # those that wait for a LivenessReply; dict methods are atomic
         self._stop = threading.Event()
         self._has_message = threading.Event()  # set when a message finds no connection, and by `close`
         self._thread = threading.Thread(target=self._run, name="nexar-seed-session", daemon=True)
@@ -146,7 +151,7 @@ class SeedSession:
         self._has_message.set()
         self._node.cancel_token.cancel()
         self._connection.interrupt()
-        self._end_inquiries()
+        self._end_pings()
         if self._thread.ident is not None:
             self._thread.join()
         self._connection.leave(reason)
@@ -170,20 +175,25 @@ class SeedSession:
             return False
         return True
 
-    def answers(self, timeout: float) -> bool:
-        """Blocks; any thread except the session's."""
-        number = next(self._numbers)
-        answer = self._inquiries[number] = queue.SimpleQueue()
-        try:
-            return self.send(LivenessQuery(number)) and answer.get(timeout=timeout)
-        except queue.Empty:
-            return False
-        finally:
-            self._inquiries.pop(number, None)
+    def ping(self, timeout: float, done: Callable[[bool], None]) -> None:
+        """Call `done` once: whether the seed answered in time. Any thread calls it, also this one; it must not block.
+        Never blocks.
+        """
+        number, loop = next(self._numbers), self._node.control_loop
+        timer = loop.call_at(loop.now() + timeout, lambda _: self._end_ping(number, answered=False))
+        self._pings[number] = _Ping(timer, done)
+        if not self.send(LivenessQuery(number)):
+            self._end_ping(number, answered=False)
 
-    def _end_inquiries(self) -> None:
-        for answer in list(self._inquiries.values()):
-            answer.put(False)
+    def _end_ping(self, number: int, *, answered: bool) -> None:
+        ping = self._pings.pop(number, None)
+        if ping is not None:
+            ping.timer.cancel()
+            ping.done(answered)
+
+    def _end_pings(self) -> None:
+        for number in list(self._pings):
+            self._end_ping(number, answered=False)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -244,9 +254,7 @@ class SeedSession:
             case LivenessQuery():
                 self._connection.send(LivenessReply(message.number))
             case LivenessReply():
-                inquiry = self._inquiries.get(message.number)
-                if inquiry is not None:
-                    inquiry.put(True)
+                self._end_ping(message.number, answered=True)
             case SeedPaxosMessage():
                 self._handle_paxos(message.body)
             case MemberDied():
@@ -313,7 +321,7 @@ class SeedSession:
     def _give_up(self, lost: Exception) -> None:
         _log.info("%s; members continue without it", lost)
         self._connection.close("the connection is lost")
-        self._end_inquiries()
+        self._end_pings()
         self._listeners.on_lost(str(lost))
 
     def _pause(self, bound: float) -> bool:

@@ -156,6 +156,15 @@ class BackgroundCall(Operation):
     def awaited(self) -> AwaitedPeer:
         return next((each.awaited() for each in self._awaited if not each.done), AwaitedPeer())
 
+    def awaited_peers(self) -> list[AwaitedPeer]:
+        """All peers that its last stage waits for."""
+        pending = [each for each in self._awaited if not each.done]
+        return [
+            peer
+            for each in pending
+            for peer in (each.awaited_peers() if isinstance(each, BackgroundCall) else [each.awaited()])
+        ]
+
     def cancel(self) -> None:
         self.fail(Cancelled(operation=self.name))
 

@@ -17,6 +17,7 @@ from weakref import finalize
 
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.admission import START_TIMEOUT
+from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
 from nexar.cluster.decisions.failure_detector import LONGEST
 from nexar.cluster.join_client import GRACE, JoinClient, JoinConnection, JoinedCluster, RankRequest, formation_error
 from nexar.cluster.membership import WORLD, Membership
@@ -25,7 +26,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.seed_session import SeedCallbacks, SeedSession
 from nexar.cluster.wait_notice import Tell, WaitNotice, seconds_left
 from nexar.communicator.communicator import Communicator
-from nexar.communicator.generation import NEW_MEMBER, NONE_COMPLETED, CompletedCalls, Generation
+from nexar.communicator.generation import Generation
 from nexar.communicator.runtime import NodeRuntime
 from nexar.communicator.state_transfer import StateReceiver
 from nexar.communicator.successors import Successors
@@ -180,7 +181,7 @@ def bootstrap(
         session = _open_seed_session(runtime, invitation, request, joined)
         start_barrier = _start_barrier(runtime, joined, session.send) if joined.membership.epoch == 1 else None
         runtime.send_to_seed = session.send_control
-        runtime.seed_answers = session.answers
+        runtime.ping_seed = session.ping
         undo.callback(session.close)
         undo.callback(runtime.close)
         if joined.membership.epoch == 1:
@@ -251,8 +252,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
 
     def drop_part(generation: Generation) -> None:
         """The garbage collector calls this under any lock, and closing may block."""
-        run_in_thread = runtime.node.dialer.run_in_thread
-        runtime.node.progress.run_soon(partial(run_in_thread, partial(close_part, generation)))
+        runtime.node.progress.run_soon(partial(runtime.node.background.submit, partial(close_part, generation)))
 
     def wrap(generation: Generation) -> Communicator:
         if generation.communicator == WORLD:

@@ -284,7 +284,8 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         self._leave(None, None)
 
     def _leave(self, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._closing.acquire(blocking=False):
+        # In a forked child nothing is left to close, and a thread of the parent may have held any lock at the fork.
+        if self._closing.acquire(blocking=False) and not self._group.progress.is_abandoned:
             if self.id == WORLD:
                 self._runtime.send_goodbye(error, traceback)
             self._close()

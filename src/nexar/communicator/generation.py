@@ -1,45 +1,21 @@
-"""One generation of a communicator at this node: its build, state and outcome.
-
-Members of a new generation first agree on the last call that all completed (`exchange_completed`), by dissemination:
-in round i each rank sends its minimum and maximum 2**i ranks further. Counting a value twice does not change a
-minimum, so after ⌈log₂ n⌉ rounds every rank has it, and none before all took part. Call numbers of different
-generations are not comparable: then no call counts as completed by all.
-"""
+"""One generation of a communicator at this node: its build, state and outcome."""
 
 from __future__ import annotations
 
-import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from copy import copy
-from typing import Any, Final, NamedTuple
-from weakref import WeakSet
+from typing import Any, Final
 
 from nexar.cluster.control_threads import CancelToken
-from nexar.cluster.decisions.membership_events import NoProgress
-from nexar.cluster.membership import WORLD, Change, Membership, next_generation
-from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all, open_first
-from nexar.cluster.node import Node
-from nexar.collectives.call_log import CallLog
+from nexar.cluster.membership import Membership
 from nexar.collectives.context import CollectiveContext
-from nexar.collectives.statistics import KEPT, TRACED
-from nexar.collectives.trace_writer import TraceWriter
-from nexar.communicator.events import EventFeed, FailureEvent, FailureFeed, MembershipEvent
-from nexar.communicator.shared_memory_setup import SharedMemorySetup, may_share
-from nexar.communicator.status import NodeActivity
-from nexar.config import Config
-from nexar.errors import MembershipChanged, NexarError, NoQuorum, PeerLost, PeerMisbehaved, RecoveryTimeout, Revoked
-from nexar.group import Group
-from nexar.links.messages import collective_tag
+from nexar.communicator.events import EventFeed, FailureFeed, MembershipEvent
+from nexar.errors import NexarError, NoQuorum, RecoveryTimeout, Revoked
 from nexar.links.operation import Operation
 from nexar.links.progress import Progress
-from nexar.links.sending import MessageHeader
 from nexar.rpc.registry import Registry
-from nexar.topology import FULL_MESH
 from nexar.types import AwaitedPeer, NodeId, Rank
-from nexar.wire.frame import Space
-from nexar.wire.text import foreign_lines
 
 
 class GenerationOutcome(Operation):
@@ -98,19 +74,12 @@ class Generation:
         self.when_closed: list[Callable[[], object]] = []
         # The newest communicator after it. Written before the outcome.
         self.successor: Any = None
-        # Earlier generations that are still referenced. Each refers to the newest successor, so none keeps the ones
-        # between alive. Written before the generation is shared; read when its successor is made.
-        self.ancestors: WeakSet[Generation] = WeakSet()
-        # The last call on it that all continuing members completed. Written before the outcome.
-        self.completed: int | None = None
         # The outcome carries a successor. Written after the outcome.
         self.is_succeeded = False
         # Members that the successor lacks, and why. Written before the outcome.
         self.gone: dict[Rank, str] = {}
         # All of them left by agreement. Written before the outcome.
         self.agreed = False
-        # Members whose users closed it. Under the lock of Successors.
-        self.closed_by_nodes: set[NodeId] = set()
         # Calls wait for the outcome. Written once, before calls are interrupted.
         self.interrupted = False
         # Set on interruption, for work on its behalf that is not a call.
@@ -143,7 +112,6 @@ class Generation:
 
     def inherit(self, old: Generation) -> None:
         self.registry, self.failures, self.memberships = old.registry, old.failures, old.memberships
-        self.ancestors = WeakSet([old, *old.ancestors])
 
     def end(self) -> None:
         """Close it and its feeds, without a successor."""
@@ -167,189 +135,12 @@ class Generation:
     def is_blocked_by_close(self) -> bool:
         return isinstance(self.outcome.error, Revoked) and self.outcome.error.closed
 
-    def close_error(self, target: Membership) -> Revoked | None:
-        """Return the error if one of these members closed this generation: no successor with it is made. Under the
-        lock of Successors.
-        """
-        for rank, member in enumerate(self.membership.members):
-            if member.node in self.closed_by_nodes and target.rank_of(member.node) is not None:
-                reason = f"rank {rank} has closed it, and there is no successor without that rank"
-                return Revoked(communicator=str(self.communicator), reason=reason, rank=rank, closed=True)
-        return None
-
     def interrupt(self, error: NexarError | None = None) -> None:
         """End every pending and later call and release its buffers. Not under the node's lock. Idempotent."""
         self.interrupted = True
         self.context.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
         self.cancel_token.cancel()
 
-    def next_membership(self, world: Membership, changes: Sequence[Change]) -> Membership | None:
-        """None: these changes of the world do not concern it."""
-        return next_generation(self.communicator, self.membership, world, changes)
-
-    def publish_departures(self, change: Change) -> None:
-        for departure in change.left:
-            rank = self.membership.rank_of(departure.node)
-            if departure.quiet and rank is not None:
-                cause = foreign_lines(departure.cause)
-                self.failures.publish(FailureEvent(rank, departure.node, cause, "left", self.membership.epoch))
-
-    def set_successor(self, new: Generation, communicator: Any, changes: Sequence[Change]) -> MembershipChanged:
-        self.gone = dict(sorted({**self.gone, **self.lost(changes)}.items()))
-        self.successor = communicator
-        return MembershipChanged(
-            communicator=communicator, lost=self.gone, joined=self.joined(new), completed_by_all=self.completed
-        )
-
-    def joined(self, new: Generation) -> tuple[Rank, ...]:
-        return tuple(rank for rank, each in enumerate(new.membership.members) if each.node not in self.nodes)
-
     def membership_event_to(self, new: Generation, joined: tuple[Rank, ...], communicator: Any) -> MembershipEvent:
         sizes, ranks = (self.group.size, new.group.size), (self.group.rank, new.group.rank)
         return MembershipEvent(new.membership.epoch, *sizes, *ranks, joined, self.gone, communicator)
-
-    def stall_error(self, stall: NoProgress, timeout: float) -> NexarError:
-        def ranks(nodes: Iterable[NodeId]) -> list[Rank]:
-            return sorted(rank for node in nodes if (rank := self.membership.rank_of(node)) is not None)
-
-        if stall.missing_votes:
-            return RecoveryTimeout(missing_votes=ranks(stall.missing_votes), timeout=timeout)
-        return NoQuorum(alive=ranks(stall.alive), needed=stall.needed, left=ranks(stall.left))
-
-    def loss(self) -> PeerLost:
-        rank = next(iter(self.gone), None)
-        cause = "its link was lost" if rank is None else self.gone[rank]
-        node = None if rank is None else self.membership.members[rank].node
-        remedy = "the others continued: comm.shrink() gives the next communicator"
-        return PeerLost(rank=rank, node=node, cause=cause, remedy=remedy)
-
-    def lost(self, changes: Sequence[Change]) -> dict[Rank, str]:
-        causes: dict[Rank, str] = {}
-        for change in changes:
-            causes |= change.causes(self.membership)
-        return dict(sorted(causes.items()))
-
-
-# No collective has this number.
-SEQUENCE: Final = (1 << 64) - 2
-# The number of a member that has completed no call.
-NONE_COMPLETED: Final = -1
-# The number of a new member: it does not affect the minimum.
-UNCONSTRAINED: Final = (1 << 63) - 1
-_RANGE: Final = struct.Struct("<qqq")
-
-
-class CompletedCalls(NamedTuple):
-    """The last call a member completed."""
-
-    # its previous generation
-    generation: int
-    # NONE_COMPLETED if none
-    number: int
-
-
-NEW_MEMBER: Final = CompletedCalls(UNCONSTRAINED, UNCONSTRAINED)
-
-
-class _CompletedRange(NamedTuple):
-    least: int
-    oldest: int
-    newest: int
-
-    def merged(self, other: _CompletedRange) -> _CompletedRange:
-        return _CompletedRange(
-            min(self.least, other.least), min(self.oldest, other.oldest), max(self.newest, other.newest)
-        )
-
-
-def exchange_completed(group: Group, mine: CompletedCalls, deadline: float) -> int:
-    """Return the last call that all members completed: NONE_COMPLETED also if their generations differ, UNCONSTRAINED
-    if all are new. Blocks until all take part. Raises PeerLost or OperationTimeout.
-    """
-    is_new = mine == NEW_MEMBER
-    known = _CompletedRange(mine.number, mine.generation, NONE_COMPLETED if is_new else mine.generation)
-    distance, step = 1, 0
-    while distance < group.size:
-        known = known.merged(_exchange(group, known, distance, step, deadline))
-        distance, step = 2 * distance, step + 1
-    return known.least if known.newest in (NONE_COMPLETED, known.oldest) else NONE_COMPLETED
-
-
-def _exchange(group: Group, known: _CompletedRange, distance: int, step: int, deadline: float) -> _CompletedRange:
-    there, back = (group.rank + distance) % group.size, (group.rank - distance) % group.size
-    receive = group.post_receive(back, None, space=Space.COLLECTIVE, tag=collective_tag(SEQUENCE, step))
-    about = MessageHeader(space=Space.COLLECTIVE, sequence=SEQUENCE, step=step)
-    send = group.post_send(there, memoryview(_RANGE.pack(*known)), deadline, about=about)
-    group.wait((send, receive), deadline)
-    received = bytes(receive.into or b"")
-    if len(received) != _RANGE.size:
-        raise PeerMisbehaved(rank=back, what="it sent an invalid message while the communicator was made")
-    return _CompletedRange(*_RANGE.unpack(received))
-
-
-class GenerationBuilder:
-    """Makes this node's generations. Any thread."""
-
-    def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
-        self.config = config
-        self._node = node
-        self._mesh = mesh
-        self._activity = NodeActivity(node.progress)
-
-    def lose(self, node: NodeId, cause: str) -> None:
-        """Fail operations that wait for a former member. Its earlier messages can still be received; if some may still
-        arrive, the end of its link fails them instead.
-        """
-        if self._mesh.quiet_leavers.has(node):
-            return
-        router = self._mesh.router
-        with router.lock:
-            router.lose(node, PeerLost(node=node, cause=foreign_lines(cause)))
-        router.deferred_io.flush()
-        self._node.progress.wake()  # a waiter may be the driver, asleep
-
-    def make(
-        self,
-        membership: Membership,
-        communicator: int,
-        deadline: float,
-        completed: CompletedCalls | None = None,
-        begun: Callable[[Group], None] | None = None,
-    ) -> tuple[Generation, int]:
-        """Make a generation together with its members, numbered by the membership's epoch. `completed`: this member's
-        last call in the one before; the second result: that of all. Closing the group given to `begun` aborts the
-        build. Raises PeerLost or OperationTimeout and leaves nothing behind.
-        """
-        with ExitStack() as undo:
-            group = Group(self._node, self._mesh, membership, communicator, membership.epoch)
-            undo.callback(group.close)
-            if begun is not None:
-                begun(group)
-            if communicator == WORLD and self._node.has_remote_peers:
-                self._open_links(membership, deadline)
-            least = UNCONSTRAINED if completed is None else exchange_completed(group, completed, deadline)
-            directory = self.config.trace_dir
-            kept = KEPT if directory is None else TRACED
-            call_log = CallLog(group, kept=kept, other_activity=self._activity.outside_of)
-            self._activity.add(call_log)
-            undo.callback(self._activity.remove, call_log)
-            if directory is not None:
-                undo.callback(TraceWriter(directory, group, call_log).write)
-            undo.callback(call_log.close)
-            region, shared = None, False
-            topology = self.config.topology if communicator == WORLD else FULL_MESH  # else links are checked
-            if may_share(membership, topology):
-                sharing = SharedMemorySetup(group, deadline)
-                region = sharing.agree(call_log)
-                shared = sharing.shared
-                undo.callback(sharing.close)
-            context = CollectiveContext(group, self.config, call_log, region, shared=shared)
-            undo.callback(context.scratch.close)
-            return Generation(context, undo.pop_all().close), least
-
-    def _open_links(self, membership: Membership, deadline: float) -> None:
-        """Later memberships of large worlds open links on first use."""
-        if membership.epoch == 1:
-            open_first(self._mesh, self.config.topology, deadline)
-        elif membership.size <= EAGER_WORLD:
-            open_all(self._mesh, deadline)

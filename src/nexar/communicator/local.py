@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-from nexar.cluster.control_threads import SerialQueue
+from nexar.cluster.control_loop import SerialQueue
 from nexar.cluster.decisions.membership_events import (
     Loss,
     LossKind,
@@ -75,8 +75,8 @@ class LocalSeedVoter:
 
     def _put(self, event: MembershipInput) -> None:
         with self._lock:
-            self._queue.add(self._machine.step(event, time.monotonic()))
-        self._queue.run()
+            self._queue.post(self._machine.step(event, time.monotonic()))
+        self._queue.drain()
 
     def _do(self, action: MembershipAction) -> None:
         if isinstance(action, SendMessage):

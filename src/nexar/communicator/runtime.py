@@ -39,12 +39,13 @@ from nexar.cluster.mesh import EAGER_WORLD, Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import PingTable
 from nexar.communicator.events import FailureEvent
-from nexar.communicator.generation import Generation, GenerationBuilder
+from nexar.communicator.generation import Generation
+from nexar.communicator.generation_builder import GenerationBuilder
+from nexar.communicator.outcome_errors import LocalRank, TerminationError
 from nexar.communicator.status import make_status_report
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_requests import Revocations, SuccessorRequests
 from nexar.errors import Expelled, JoinRefused, LinkClosed, NexarError, PeerLost, error_text, sendable
-from nexar.group import Group
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Beat, CurrentCall, Goodbye, Message, Ping, Pong, Revoke, Suspect
@@ -105,16 +106,17 @@ class NodeRuntime:
     def __init__(self, node: Node, mesh: Mesh, membership: Membership) -> None:
         # Sends to the seed; False: not connected. Must not block. Written once, before the mesh adopts the membership.
         self.send_to_seed: Callable[[Message], bool] = _no_seed
-        # Whether the seed answers within the given seconds. Blocks. Written once, as above.
-        self.seed_answers: Callable[[float], bool] = _assume_answer
+        # Calls the function with whether the seed answers within the given seconds. Must not block. Written once.
+        self.ping_seed: Callable[[float, Callable[[bool], None]], None] = _assume_answer
         self.node: Final = node
         self.mesh: Final = mesh
-        self.successors: Final = Successors(GenerationBuilder(node, mesh, node.config), membership)
+        self.successors: Final = Successors(GenerationBuilder(node, mesh, node.config), membership, node.control_loop)
         pings = PingTable()
         self._failure_monitor = FailureMonitor(
             node,
             mesh,
             pings,
+            control_loop=node.control_loop,
             report_event=self._report,
             notify_users=self._notify_users,
             liveness_of=self._liveness_of,
@@ -124,6 +126,7 @@ class NodeRuntime:
             node,
             mesh,
             membership,
+            control_loop=node.control_loop,
             listener=self,
             probe=self._failure_monitor.probe,
             send_to_seed=self._relay_to_seed,
@@ -143,10 +146,9 @@ class NodeRuntime:
             ChangeRequested(renewed=which, epoch=epoch)
         )
         self.successors.opened = self._opened
-        self.revocations: Final = Revocations(node.id, self.successors, self._send_to)
-        self.successors.listed = self.revocations.listed
-        self.successors.absent = self.revocations.absent
-        self.agreements: Final = Agreements(node.id, node.progress, self.membership_service.send)
+        self.revocations: Final = Revocations(self.successors, self._send_to)
+        self.successors.send_notice = self.revocations.send_notice
+        self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
         self.heartbeat: Heartbeat | None = None
         self._liveness: LivenessConnections | None = None
         mesh.control.connect_lost(self._failure_monitor.link_lost)
@@ -167,9 +169,16 @@ class NodeRuntime:
         not end silently.
         """
         self.heartbeat = Heartbeat(
-            self.node, self.mesh.links, self.doing, self._failure_monitor.liveness_changed, meter=self.node.delay_meter
+            self.node,
+            self.mesh.links,
+            self.doing,
+            self._failure_monitor.liveness_changed,
+            control_loop=self.node.control_loop,
+            meter=self.node.delay_meter,
         )
-        self._liveness = LivenessConnections(self.node, self.mesh.links, self._failure_monitor.liveness_ended)
+        self._liveness = LivenessConnections(
+            self.node, self.mesh.links, self._failure_monitor.liveness_ended, control_loop=self.node.control_loop
+        )
         self.mesh.liveness_connections = self._liveness
         self.mesh.control.connect(self._beat_received, Beat)
         self.heartbeat.adopt(membership)
@@ -276,11 +285,11 @@ class NodeRuntime:
             and not event.willing
             and self.membership_service.membership.seed is not None
         ):
-            self.node.dialer.run_in_thread(self._check_seed)
+            timeout = self._silence_limit()
+            self.ping_seed(timeout, partial(self._seed_pinged, timeout))
 
-    def _check_seed(self) -> None:
-        timeout = self._silence_limit()
-        if not self.seed_answers(timeout):
+    def _seed_pinged(self, timeout: float, answered: bool) -> None:
+        if not answered:
             self._lose_seed(Loss(LossKind.NO_ANSWER, f"it does not answer within {format_seconds(timeout)}"))
 
     def _silence_limit(self) -> float:
@@ -356,9 +365,9 @@ class NodeRuntime:
         if not self.has_left:
             _log.warning("this node was expelled in epoch %d: %s", epoch, foreign_line(reason))
         elastic = self.node.config.elastic_enabled
-        self._end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank, elastic=elastic))
+        self._end_all(lambda place: Expelled(epoch=epoch, reason=reason, rank=place.rank, elastic=elastic))
 
-    def _end_all(self, error_of: Callable[[Group], NexarError]) -> None:
+    def _end_all(self, error_of: TerminationError) -> None:
         self.successors.end_all(error_of)
         self.agreements.end_all(LinkClosed(owner="this node's place in the cluster"))
 
@@ -410,11 +419,11 @@ def _no_seed(_: Message) -> bool:
     return False
 
 
-def _assume_answer(_: float) -> bool:
-    return True
+def _assume_answer(_: float, done: Callable[[bool], None]) -> None:
+    done(True)
 
 
-def _lost_in(node: NodeId, cause: str, group: Group) -> NexarError:
-    rank = group.membership.rank_of(node)
+def _lost_in(node: NodeId, cause: str, place: LocalRank) -> NexarError:
+    rank = place.membership.rank_of(node)
     remedy = "the policy is abort, so no rank continues; start the job again"
     return PeerLost(rank=rank, node=node, cause=cause, remedy=remedy)

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
 from nexar.cluster.membership import Membership
 from nexar.collectives.call_log import CallLog
+from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.shared_region import SharedRegion
 from nexar.collectives.shared_region_layout import PublishedCall, RegionMemory, create_memory, open_memory
-from nexar.errors import Cancelled, CollectiveMismatch, NexarError, OperationTimeout
+from nexar.errors import Cancelled, CollectiveMismatch, NexarError
 from nexar.group import Group
 from nexar.links.carrier_selection import shares_memory
 from nexar.links.messages import collective_tag
-from nexar.links.operation import Operation
+from nexar.links.operation import Operation, cancelling
 from nexar.links.sending import MessageHeader
 from nexar.topology import FULL_MESH, are_neighbors
 from nexar.types import AwaitedPeer, NodeId, Rank
@@ -80,8 +80,6 @@ _SEQUENCE: Final = (1 << 64) - 1  # no collective has this number
 _HELLO, _OFFER, _ANSWER, _HOSTS, _DECISION = range(5)
 _OK: Final = b"+"
 _LONGEST: Final = 1000  # bytes of another rank's text in the log
-_NAME: Final = "making the communicator"
-_MISSING: Final = "its part in it: it has not made the same init, split or group, or it waits for another rank itself"
 
 
 def may_share(membership: Membership, topology: str = FULL_MESH) -> bool:
@@ -122,13 +120,13 @@ class SharedMemorySetup:
         # The ranks of every host share memory. The same on all ranks after `agree`.
         self.shared = False
 
-    def agree(self, call_log: CallLog) -> SharedRegion | None:
-        """Return the region; None on every rank if one host cannot have one. Also None for a host's only rank:
+    def agree(self, call_log: CallLog) -> Run:
+        """The run returns the region; None on every rank if one host cannot have one. Also None for a host's only rank:
         `shared` tells the difference. Close this object when the communicator ends.
         """
         try:
-            reason = self._try()
-            self.shared = self._decide(reason)
+            reason = (yield from self._try()) if self._others else ""
+            self.shared = yield from self._decide(reason)
         except BaseException:
             self.close()
             raise
@@ -138,18 +136,16 @@ class SharedMemorySetup:
         self._memory.close_descriptor()
         return self._make(call_log, self._memory)
 
-    def _try(self) -> str:
-        """Why this host cannot share memory, as its first rank knows; empty: it can."""
-        if not self._others:
-            return ""
-        self._group.open_links(self._others, self._deadline)
-        self._send(self._others, _HELLO, b"")
-        self._receive(self._others, _HELLO)
-        reason = self._missing_link()
-        if self._group.rank == self._local[0]:
-            return self._offer(reason)
-        (offer,) = self._receive([self._local[0]], _OFFER)
-        self._send([self._local[0]], _ANSWER, (reason or self._open(offer)).encode())
+    def _try(self) -> Run:
+        """The run returns why this host cannot share memory, as its first rank knows; empty: it can."""
+        yield (self._group.post_open(self._others, self._deadline),)
+        first = self._local[0]
+        if self._group.rank == first:
+            return (yield from self._offer())
+        hello = self._post_sends(self._others, _HELLO, b"")
+        *_, offer = yield from self._receive([*((rank, _HELLO) for rank in self._others), (first, _OFFER)], hello)
+        answer = (self._missing_link() or self._open(offer)).encode()
+        yield self._post_sends([first], _ANSWER, answer)
         return ""
 
     def _missing_link(self) -> str:
@@ -157,17 +153,19 @@ class SharedMemorySetup:
         unlinked = [rank for rank in self._others if rank not in links or not shares_memory(links[rank].schemes)]
         return f"ranks {unlinked} are linked to rank {self._group.rank} through the network only" if unlinked else ""
 
-    def _offer(self, reason: str) -> str:
-        offer = ""
-        if not reason:
-            try:
-                self._memory = create_memory(len(self._local))
-                offer = self._memory.offer
-            except OSError as error:
-                reason = str(error)
-        self._send(self._others, _OFFER, offer.encode())
-        answers = [answer.decode(errors="replace") for answer in self._receive(self._others, _ANSWER)]
-        return reason or next(filter(None, answers), "")
+    def _offer(self) -> Run:
+        """Without waiting for the others' hello, which saves a round: whether all are linked is checked after it."""
+        reason = offer = ""
+        try:
+            self._memory = create_memory(len(self._local))
+            offer = self._memory.offer
+        except OSError as error:
+            reason = str(error)
+        sent = [*self._post_sends(self._others, _HELLO, b""), *self._post_sends(self._others, _OFFER, offer.encode())]
+        yield from self._receive([(rank, _HELLO) for rank in self._others], sent)
+        answers = yield from self._receive([(rank, _ANSWER) for rank in self._others])
+        found = (answer.decode(errors="replace") for answer in answers)
+        return reason or self._missing_link() or next(filter(None, found), "")
 
     def _open(self, offer: bytes) -> str:
         if not offer:
@@ -178,17 +176,18 @@ class SharedMemorySetup:
             return f"rank {self._group.rank}: {error}"
         return ""
 
-    def _decide(self, reason: str) -> bool:
+    def _decide(self, reason: str) -> Run:
         first = self._local[0]
         if self._group.rank != first:
-            (decision,) = self._receive([first], _DECISION)
+            (decision,) = yield from self._receive([(first, _DECISION)])
         else:
             mine = reason.encode() or _OK
             others = [rank for rank in self._firsts if rank != first]
-            self._send(others, _HOSTS, mine)
-            decisions = [mine, *self._receive(others, _HOSTS)]
+            yield (self._group.post_open(others, self._deadline),)
+            sent = self._post_sends(others, _HOSTS, mine)
+            decisions = [mine, *(yield from self._receive([(rank, _HOSTS) for rank in others], sent))]
             decision = next((each for each in decisions if each != _OK), _OK)
-            self._send(self._others, _DECISION, decision)
+            yield self._post_sends(self._others, _DECISION, decision)
         if decision != _OK:
             text = foreign_line(decision[:_LONGEST].decode(errors="replace"))
             _log.info("collectives use links, not shared memory: %s", text)
@@ -212,24 +211,17 @@ class SharedMemorySetup:
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def _send(self, ranks: Iterable[Rank], step: int, text: bytes) -> None:
+    def _post_sends(self, ranks: Iterable[Rank], step: int, text: bytes) -> list[Operation]:
+        """To ranks with an open link."""
         about = MessageHeader(space=Space.COLLECTIVE, sequence=_SEQUENCE, step=step)
-        sent: list[Operation] = [
-            self._group.post_send(rank, memoryview(text), self._deadline, about=about) for rank in ranks
+        return [self._group.post_send(rank, memoryview(text), self._deadline, about=about) for rank in ranks]
+
+    def _receive(self, steps: Iterable[tuple[Rank, int]], sent: Sequence[Operation] = ()) -> Run:
+        """The run returns the messages of these ranks and steps, once `sent` is done too."""
+        posted = [
+            self._group.post_receive(rank, None, space=Space.COLLECTIVE, tag=collective_tag(_SEQUENCE, step))
+            for rank, step in steps
         ]
-        self._wait(sent)
-
-    def _receive(self, ranks: Iterable[Rank], step: int) -> list[bytes]:
-        tag = collective_tag(_SEQUENCE, step)
-        posted = [self._group.post_receive(rank, None, space=Space.COLLECTIVE, tag=tag) for rank in ranks]
-        self._wait(posted)
+        with cancelling(posted):
+            yield *sent, *posted
         return [bytes(receive.into or b"") for receive in posted]
-
-    def _wait(self, operations: Sequence[Operation]) -> None:
-        """Report a timeout as one of the user's call."""
-        try:
-            self._group.wait(operations, self._deadline)
-        except OperationTimeout as late:
-            found = late.waiting_for
-            waiting = found if isinstance(found, str) else [replace(peer, missing=_MISSING) for peer in found]
-            raise OperationTimeout(operation=_NAME, waiting_for=waiting, timeout=late.timeout) from late

@@ -116,7 +116,7 @@ def _send_and_confirm(group: Group, parts: Sequence[memoryview], deadline: float
 
 
 class StateReceiver:
-    """Receives the state for a joiner. Its threads end with the node's dialer."""
+    """Receives the state for a joiner. Its tasks end with the node."""
 
     def __init__(self, node: Node, mesh: Mesh) -> None:
         self._node = node
@@ -128,7 +128,7 @@ class StateReceiver:
     def offered(self, link: Link, message: Message) -> None:
         """Called by the driver."""
         assert isinstance(message, StateOffer)
-        self._node.dialer.run_in_thread(partial(self._receive, link.peer, message))
+        self._node.background.submit(partial(self._receive, link.peer, message))
 
     def _receive(self, peer: NodeId, offer: StateOffer) -> None:
         directory, me = self._mesh.directory, self._me()

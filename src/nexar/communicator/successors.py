@@ -1,10 +1,8 @@
-"""The generations of one node and their successors.
+"""The generations of one node: feeds events to SuccessorMachine and performs its actions.
 
-Invariant: a communicator that loses a member, or a link between members, ends on all its members by the same change and
-gets one successor, that of the last change: earlier builds are abandoned. A successor that cannot be made delays no
-other; it is tried again at the next change that concerns it, and given up if none comes in time. No successor is made
-with a member that closed the communicator. A quiet departure ends a communicator only when a call needs the departed
-member.
+Invariants: the lock orders the events. Actions are performed in that order, one at a time, without the lock, by
+whichever thread finds no other performing. Those after AdoptMembership wait until the mesh has the membership, so
+builds find the links of their members. No generation is used before it is open here.
 """
 
 from __future__ import annotations
@@ -12,84 +10,229 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary, finalize
 
-from nexar.cluster.decisions.membership_events import NoProgress
+from nexar.cluster.control_loop import ControlLoop
+from nexar.cluster.decisions.completion import CompletedCalls, completed_by_all
+from nexar.cluster.decisions.membership_events import MembershipDecided, NoProgress, Tick
+from nexar.cluster.decisions.successor_events import (
+    AbortBuild,
+    AdoptMembership,
+    BeginRequested,
+    BuildFailed,
+    BuildFailure,
+    BuildFailureKind,
+    BuildFinished,
+    BuildId,
+    DiscardBuild,
+    DropPeer,
+    GenerationKey,
+    Interrupt,
+    Investigate,
+    LocalClose,
+    MemberNeeded,
+    OpenGeneration,
+    Outcome,
+    RejectBegin,
+    Released,
+    ReportDeparture,
+    RequestRenewal,
+    RevokeReceived,
+    RevokeRequested,
+    SendNotice,
+    SetOutcome,
+    StartBuild,
+    SuccessorAction,
+    SuccessorInput,
+    Superseded,
+    Terminate,
+    Terminated,
+    TerminationKind,
+)
+from nexar.cluster.decisions.successor_machine import SuccessorMachine
 from nexar.cluster.membership import Change, Membership
-from nexar.communicator.generation import (
-    NONE_COMPLETED,
-    UNCONSTRAINED,
-    CompletedCalls,
-    Generation,
-    GenerationBuilder,
-    GenerationOutcome,
-)
-from nexar.communicator.successors_state import (
-    BuildThreads,
-    ChangeHistory,
-    ClosedCommunicator,
-    ClosedCommunicators,
-    FailedBuilds,
-    NeededMembers,
+from nexar.communicator.events import FailureEvent
+from nexar.communicator.generation import Generation, GenerationOutcome
+from nexar.communicator.generation_builder import GenerationBuilder
+from nexar.communicator.outcome_errors import (
+    CLOSED,
+    LocalRank,
+    TerminationError,
     build_overtaken,
-    members_missed_in,
+    error_of,
+    error_of_failure,
+    failure_of,
+    member_of,
 )
-from nexar.errors import LinkClosed, NexarError, PeerLost, RecoveryTimeout, Revoked, UsageError
+from nexar.errors import LinkClosed, NexarError, PeerLost, Revoked, UsageError
 from nexar.group import Group
 from nexar.types import NodeId, Rank
 
-
-def _member(generation: Generation, error: BaseException) -> NodeId | None:
-    """The member that the error names as lost, or None. If this side closed the link, that member left the world:
-    nothing else closes links of open communicators.
-    """
-    if not isinstance(error, (PeerLost, LinkClosed)):
-        return None
-    node = error.node
-    if node is None and error.rank is not None and error.rank < generation.group.size:
-        node = generation.membership.members[error.rank].node
-    return node if node in generation.nodes else None
-
-
 _log = logging.getLogger(__name__)
 
-_CLOSED: Final = "this node is closed; make a new one with nexar.init()"
+
+@dataclass(slots=True, eq=False)
+class _Build:
+    """A build at this node. The lock of Successors guards it."""
+
+    communicator: int
+    membership: Membership
+    old: Generation | None = None
+    may_start: bool = False
+    group: Group | None = None  # while members are waited for
+    aborted: BuildFailure | None = None
+    made: Generation | None = None
+    is_open: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _HandOver:
+    """From an old generation to its successor. Only the performing thread uses it."""
+
+    old: Generation
+    new: Generation
+    communicator: Any = None  # the user's, made when the first outcome is set
 
 
 class Successors:
     """Makes this node's successors when NodeRuntime reports changes. Any thread. Close it before the mesh."""
 
-    def __init__(self, builder: GenerationBuilder, membership: Membership) -> None:
+    def __init__(self, builder: GenerationBuilder, membership: Membership, control_loop: ControlLoop) -> None:
         self._builder = builder
         self._config = builder.config
         # Makes the user's communicator of a generation. This and the next ones: written once, before the first
-        # generation.
+        # generation. None of them may block.
         self.wrap: Callable[[Generation], Any] = _nothing
         # Called when a call needs a member that cannot be reached.
         self.report_unreachable: Callable[[NodeId, str], None] = _nothing
-        # Called when communicators need a successor, in the world of this epoch. Must not block.
+        # Called when communicators need a successor, in the world of this epoch.
         self.renew: Callable[[tuple[int, ...], int], None] = _nothing
         # Called with each generation before it is used.
         self.opened: Callable[[Generation], None] = _nothing
-        # Called with each generation once `find` returns it, before it is used.
-        self.listed: Callable[[Generation], None] = _nothing
-        # Called for successors in which this node does not take part. Must not block.
-        self.absent: Callable[[ClosedCommunicator], None] = _nothing
+        # Called to tell members that a generation is revoked or closed.
+        self.send_notice: Callable[[SendNotice], None] = _nothing
+        self._released: deque[GenerationKey] = deque()  # filled by the garbage collector, under any lock
         self._changed = threading.Condition()  # guards everything below
-        self._history = ChangeHistory(membership)
-        self._needed = NeededMembers(self._history)
-        self._closed_communicators = ClosedCommunicators()
-        self._generations: dict[Generation, None] = {}  # without a successor, oldest first
-        self._failed_builds = FailedBuilds()
-        self._building: dict[Group, None] = {}
-        self._end: Callable[[Group], NexarError] | None = None
+        self._machine = SuccessorMachine(
+            builder.me, membership, recovery_timeout=self._config.recovery_timeout, apply=lambda *_: self._after
+        )
+        self._after = membership  # of the change that is stepped
+        self._adopted = membership.epoch  # the mesh has this one
+        self._actions: deque[SuccessorAction] = deque()
+        self._performer: int | None = None  # the thread that performs actions
+        self._hand_over: _HandOver | None = None  # while its outcomes are set
+        self._numbers = count(1)
+        self._building: dict[BuildId, _Build] = {}
+        self._in_background: set[_Build] = set()  # successors that are being built
+        self._generations: dict[GenerationKey, Generation] = {}  # without a successor, oldest first
+        # Superseded and closed ones too, while they are referenced.
+        self._known: WeakValueDictionary[GenerationKey, Generation] = WeakValueDictionary()
+        self._end: TerminationError | None = None
         self._closed = False
-        self._build_threads = BuildThreads(self._changed)
-        self._thread: threading.Thread | None = None  # starts builds; made at the first change
+        self._timer = control_loop.call_at(None, self._on_timer)
+
+    # -- events and actions ------------------------------------------------------------------------------------
+
+    def _step(self, event: SuccessorInput) -> list[SuccessorAction]:
+        """Returns the actions, which another thread may still be performing. Not under the node's lock."""
+        actions, due = self._decide(event)
+        self._perform()
+        self._timer.wake_by(due)
+        return actions
+
+    def _decide(self, event: SuccessorInput) -> tuple[list[SuccessorAction], float | None]:
+        now = time.monotonic()
+        with self._changed:
+            while self._released:
+                self._actions += self._machine.step(Released(self._released.popleft()), now)
+            actions = self._machine.step(event, now)
+            self._actions += actions
+            self._changed.notify_all()
+            return actions, self._machine.due(now)
+
+    def _on_timer(self, now: float) -> float | None:
+        self._step(Tick())
+        with self._changed:
+            return self._machine.due(now)
+
+    def _perform(self) -> None:
+        while (action := self._take()) is not None:
+            try:
+                self._do(action)
+            except Exception:  # noqa: BLE001 - one action must not stop the others
+                _log.exception("could not perform %s", type(action).__name__)
+            finally:
+                self._performed()
+
+    def _take(self) -> SuccessorAction | None:
+        """The next action, unless another is being performed: also by this thread, if an action caused this event."""
+        with self._changed:
+            if self._performer is not None or not self._actions or self._is_held_up():
+                return None
+            self._performer = threading.get_ident()
+            return self._actions.popleft()
+
+    def _is_held_up(self) -> bool:
+        """The mesh does not have the next membership yet. Under the lock."""
+        first = self._actions[0]
+        return isinstance(first, AdoptMembership) and first.after.epoch > self._adopted and not self._closed
+
+    def _performed(self) -> None:
+        with self._changed:
+            self._performer = None
+            if not self._actions or self._is_held_up():
+                self._hand_over = None
+            self._changed.notify_all()
+
+    def _do(self, action: SuccessorAction) -> None:  # noqa: C901 - one case for each action
+        match action:
+            case Interrupt(key):
+                self._interrupt(key)
+            case DropPeer(node, cause):
+                self._builder.lose(node, cause)
+            case ReportDeparture(key, node, cause):
+                self._report_departure(key, node, cause)
+            case AbortBuild(build, failure):
+                self._abort(build, failure)
+            case StartBuild():
+                self._start(action)
+            case OpenGeneration():
+                self._open(action)
+            case DiscardBuild(build) | RejectBegin(build):  # the thread that asked for it knows
+                with self._changed:
+                    self._building.pop(build, None)
+            case SetOutcome(key, outcome):
+                self._set_outcome(key, outcome)
+            case SendNotice():
+                self.send_notice(action)
+            case RequestRenewal(communicators, epoch):
+                self.renew(communicators, epoch)
+            case Investigate(node, cause):
+                self.report_unreachable(node, cause)
+            case AdoptMembership():
+                pass  # MembershipService did
+
+    def _interrupt(self, key: GenerationKey) -> None:
+        with self._changed:
+            generation = self._known.get(key)
+        if generation is not None and not generation.interrupted:
+            error = generation.outcome.error
+            generation.interrupt(error if isinstance(error, Revoked) else None)
+
+    def _report_departure(self, key: GenerationKey, node: NodeId, cause: str) -> None:
+        with self._changed:
+            generation = self._generations.get(key)
+        rank = None if generation is None else generation.membership.rank_of(node)
+        if generation is not None and rank is not None:
+            generation.failures.publish(FailureEvent(rank, node, cause, "left", key.epoch))
 
     # -- called by the user's threads ------------------------------------------------------------------------
 
@@ -99,296 +242,292 @@ class Successors:
         """Return a communicator's first generation here. `completed`: this node's progress if other members had an
         earlier one. Raises PeerLost, OperationTimeout, or LinkClosed if a change came first.
         """
-        generation, _ = self._make(membership, communicator, deadline, completed)
-        self.opened(generation)
+        number, build = next(self._numbers), _Build(communicator, membership)
         with self._changed:
-            end, closed = self._end, self._closed
-            if not closed:
-                self._generations[generation] = None
-            late = self._history.after(generation) is not None
-        if closed:
-            generation.end()
-            raise UsageError(_CLOSED)
-        self.listed(generation)
-        if end is not None:
-            generation.interrupt()
-            generation.outcome.resolve(end(generation.group))
-        elif late:  # a change was chosen during the build
-            generation.interrupt()
-            self._wake()
-        return generation
+            self._building[number] = build
+        rejected = _rejection(self._step(BeginRequested(number, communicator, membership)))
+        if rejected is not None:
+            raise self._begin_error(build, rejected)
+        try:
+            self._wait(lambda: build.may_start)
+            made, _ = self._make(build, deadline, completed)
+            self.opened(made)
+        except BaseException as error:
+            rejected = _rejection(self._step(BuildFailed(number, failure_of(error))))
+            actual = self._begin_error(build, rejected, error) if rejected is not None else error
+            if actual is error:
+                raise
+            raise actual from error
+        with self._changed:
+            build.made = made
+        if DiscardBuild(number) in self._step(BuildFinished(number)):
+            made.end()
+            raise UsageError(CLOSED)
+        self._wait(lambda: build.is_open)
+        return made
+
+    def _begin_error(self, build: _Build, failure: BuildFailure, error: BaseException | None = None) -> BaseException:
+        """What `begin` raises: the reason that this node knows, or else the error in which it showed."""
+        if error is not None and not isinstance(error, NexarError):
+            return error
+        if failure.kind is BuildFailureKind.REJECTED:
+            rank = build.membership.rank_of(self._builder.me)
+            assert rank is not None
+            return self._ended(LocalRank(rank, build.membership)) or build_overtaken()
+        if failure.kind is BuildFailureKind.OVERTAKEN and not isinstance(error, LinkClosed):
+            return build_overtaken()
+        return error or error_of_failure(failure, build.membership)
 
     def forget(self, generation: Generation) -> None:
-        """The user closed it. Tells members that make its successor; if this node is building one, only when that
-        fails. A listed generation with an outcome was abandoned by its builder.
+        """The user closed it. Members that make its successor are told; if this node is building one, only when that
+        fails.
         """
+        key = _key(generation)
         with self._changed:
-            wanted = generation in self._generations
-            self._generations.pop(generation, None)
-            self._failed_builds.forget(generation)
-            if wanted:  # else a later generation may need a departed member
-                self._needed.forget(generation.communicator)
-            making = self._build_threads.is_at(generation) and not generation.outcome.done
-            late = self._history.after(generation) is not None and not making
-            absence = self._closed_communicators.add(generation) if wanted else None
-        if absence is not None and late:
-            self.absent(absence)
+            is_open = self._generations.get(key) is generation
+            if is_open:
+                del self._generations[key]
+        if is_open:
+            self._step(LocalClose(key))
         generation.end()
-
-    def closed_by(self, generation: Generation, node: NodeId) -> None:
-        """A member closed it. Never blocks."""
-        with self._changed:
-            generation.closed_by_nodes.add(node)
-            making = [each for each in self._building if each.communicator == generation.communicator]
-        for group in making:
-            if group.membership.rank_of(node) is not None:
-                group.close()
-        self._wake()
 
     def find(self, communicator: int, generation: int) -> Generation | None:
         with self._changed:
-            about = communicator, generation
-            return next(
-                (each for each in self._generations if (each.communicator, each.membership.epoch) == about), None
-            )
+            return self._generations.get(GenerationKey(communicator, generation))
+
+    def generations(self) -> list[Generation]:
+        with self._changed:
+            return list(self._generations.values())
 
     def wait_for_successor(self, generation: Generation, deadline: float) -> Any:
         """None: timeout, or a member closed it. Raises the error that ended all communicators."""
+        self._wait(
+            lambda: (
+                generation.is_succeeded
+                or self._is_blocked_by_close(generation)
+                or self._closed
+                or self._end is not None
+            ),
+            deadline,
+        )
+        end = self.ended(generation.group)
+        if generation.successor is None and end is not None:
+            raise end
+        return generation.successor
+
+    def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
+        """None: no change that concerns it was chosen in time."""
+        following = self._machine.following
+        self._wait(
+            lambda: following(communicator, membership) is not None or self._closed or self._end is not None, deadline
+        )
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    generation.is_succeeded
-                    or self._is_blocked_by_close(generation)
-                    or self._closed
-                    or self._end is not None
-                ),
-                max(0.0, deadline - time.monotonic()),
-            )
-            if generation.successor is None and self._end is not None:
-                raise self._end(generation.group)
-            return generation.successor
+            return None if self._end is not None else following(communicator, membership)
+
+    def _wait(self, is_done: Callable[[], bool], deadline: float | None = None) -> None:
+        with self._changed:
+            self._changed.wait_for(is_done, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def is_concerned(self, generation: Generation) -> bool:
-        """A chosen change gives it a successor, not given up."""
+        """It has a successor, or a chosen change gives it one that is not given up."""
         with self._changed:
-            target = self._history.after(generation)
-            return target is not None and not self._failed_builds.is_given_up(generation, target)
+            return self._machine.is_concerned(_key(generation))
 
     def is_blocked_by_close(self, generation: Generation) -> bool:
-        """A current member of the world closed it."""
+        """A current member of the world closed it, and calls on it raise that."""
         with self._changed:
             return self._is_blocked_by_close(generation)
 
     def _is_blocked_by_close(self, generation: Generation) -> bool:
         """Under the lock."""
-        return generation.is_blocked_by_close and generation.close_error(self._history.world) is not None
-
-    def generations(self) -> list[Generation]:
-        with self._changed:
-            return list(self._generations)
+        return generation.is_blocked_by_close and self._machine.is_closed_by_member(_key(generation))
 
     def missing(self, generation: Generation) -> tuple[Rank, ...]:
+        """The ranks that the last failed build of its successor missed."""
         with self._changed:
-            missing = self._failed_builds.missing(generation)
-        return tuple(sorted(rank for node in missing if (rank := generation.membership.rank_of(node)) is not None))
+            return self._machine.missing(_key(generation))
 
-    # -- called by NodeRuntime as MembershipListener: must not block --------------------------------------------------
+    def gone_from(self, generation: Generation) -> dict[NodeId, str]:
+        """Its members that left the world, and why."""
+        with self._changed:
+            return self._machine.gone_from(generation.membership)
+
+    def need(self, communicator: int, membership: Membership, node: NodeId, cause: str) -> None:
+        """This node needs an unreachable member of a generation that it could not build. If it is lost, the others
+        agree on that; if it left the world, the communicator gets a successor without it. Never blocks.
+        """
+        self._step(MemberNeeded(GenerationKey(communicator, membership.epoch), node, cause, membership))
+
+    # -- called by NodeRuntime, also as MembershipListener: must not block ---------------------------------------
 
     def membership_decided(self, change: Change, after: Membership) -> None:
-        for generation in self.generations():
-            if generation.next_membership(after, [change]) is not None:
-                generation.interrupt()
+        """Interrupt calls before links close, also if another thread is performing earlier actions."""
+        with self._changed:
+            self._after = after
+            actions, due = self._decide(MembershipDecided(change))
+        for action in actions:
+            if isinstance(action, Interrupt):
+                self._interrupt(action.key)
+        self._perform()
+        self._timer.wake_by(due)
 
     def membership_adopted(self, change: Change, after: Membership) -> None:
-        """Also interrupts generations that were opened since `membership_decided`."""
+        """Perform what follows from it."""
         with self._changed:
-            self._history.add(change, after)
-            making = {each: end for each in self._building if (end := self._history.end_of(each))}
-            concerned = [each for each in self._generations if each.next_membership(after, [change]) is not None]
-            absences = self._closed_communicators.touched(change)
-        for generation in concerned:
-            generation.interrupt()
-        for group, end in making.items():
-            group.close(end)  # too late: its builder starts again
-        for departure in change.left:
-            self._builder.lose(departure.node, departure.cause)
-        for generation in self.generations():
-            generation.publish_departures(change)
-        for absence in absences:
-            self.absent(absence)
-        self._wake()
-        self._ask_again()
+            is_decided = self._machine.world.epoch >= after.epoch
+        if not is_decided:
+            self.membership_decided(change, after)
+        with self._changed:
+            self._adopted = after.epoch
+        self._perform()
 
     def stalled(self, stall: NoProgress) -> None:
         """Only generations that need a lost member end."""
-        with self._changed:
-            is_member, needy = self._history.world.rank_of, self._needed.unmet()
-        for generation in self.generations():
-            absent = [node for node in generation.nodes - set(stall.alive) if is_member(node) is not None]
-            if absent or generation.communicator in needy:
-                generation.interrupt()
-                generation.outcome.resolve(generation.stall_error(stall, self._config.recovery_timeout))
+        self._step(stall)
 
-    def end_all(self, error_of: Callable[[Group], NexarError]) -> None:
+    def put(self, event: RevokeRequested | RevokeReceived) -> None:
+        """A user or a member revoked or closed a generation."""
+        self._step(event)
+
+    def end_all(self, error_of_end: TerminationError) -> None:
+        """The first call counts."""
         with self._changed:
-            self._end = error_of
-            generations, making = list(self._generations), list(self._building)
-        for generation in generations:
-            generation.interrupt()
-            generation.outcome.resolve(error_of(generation.group))
-        for group in making:
-            group.close()
-        self._wake()
+            self._end = self._end or error_of_end
+        self._step(Terminate(Terminated(TerminationKind.ABORTED)))
 
     def ended(self, group: Group) -> NexarError | None:
+        """What ended all communicators, as this one raises it."""
+        return self._ended(LocalRank(group.rank, group.membership))
+
+    def _ended(self, place: LocalRank) -> NexarError | None:
         with self._changed:
             end = self._end
-        return None if end is None else end(group)
+        return None if end is None else end(place)
 
-    def _wake(self) -> None:
+    # -- builds ------------------------------------------------------------------------------------------------
+
+    def _start(self, action: StartBuild) -> None:
+        """A first generation is built by the thread that wants it, a successor by the thread that drives."""
         with self._changed:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="nexar-successors", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if action.old is None:
+                self._building[action.build].may_start = True
+                return
+            old = self._known.get(action.old)
+            build = _Build(action.communicator, action.membership, old)
+            self._building[action.build] = build
+            self._in_background.add(build)
+        if old is None:  # closed meanwhile, and nobody refers to it any more
+            self._failed(action.build, build, build_overtaken())
+        else:
+            self._succeed(action.build, build, old)
 
-    # -- the build threads -------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        with self._changed:
-            while not self._closed:
-                now = time.monotonic()
-                targets = {each: target for each in self._generations if (target := self._due(each, now)) is not None}
-                if targets and self._end is None and not self._build_threads.is_full:
-                    first = min(targets, key=lambda each: (each.communicator, each.membership.epoch))
-                    hopeless = self._is_hopeless(first, targets[first])
-                    self._build_threads.start(first, partial(self._attempt, first, targets[first], hopeless=hopeless))
-                else:
-                    idle = self._end is not None or self._build_threads.is_full
-                    self._changed.wait(None if idle else self._failed_builds.pause(now))
-
-    def _attempt(self, generation: Generation, target: Membership, *, hopeless: bool) -> None:
-        timeout = self._config.recovery_timeout
-        deadline = time.monotonic() + timeout
+    def _succeed(self, number: BuildId, build: _Build, old: Generation) -> None:
         try:
-            if hopeless:
-                with self._changed:
-                    blocked = generation.close_error(target)
-                late = RecoveryTimeout(missing_votes=self.missing(generation), timeout=timeout)
-                generation.outcome.resolve(blocked or late)
-            else:
-                self._succeed(generation, target, deadline)
-        except Exception as error:  # noqa: BLE001 - also a bug of nexar: it must not be retried for ever
-            if not isinstance(error, NexarError):
-                _log.exception("no successor of communicator %d", generation.communicator)
-            self._failed(generation, target, deadline, error)
+            self._builder.start(
+                build.membership,
+                build.communicator,
+                CompletedCalls(old.membership.epoch, old.context.call_log.completed),
+                timeout=self._config.recovery_timeout,
+                begun=partial(self._began, build),
+                finished=partial(self._finished, number, build, old),
+                failed=partial(self._failed, number, build),
+            )
+        except Exception as error:  # noqa: BLE001 - reported like a build that fails later
+            self._failed(number, build, error)
 
-    def _due(self, generation: Generation, now: float) -> Membership | None:
-        """The successor's membership if it is to be made or given up now. Under the lock."""
-        target = None if self._build_threads.is_at(generation) else self._history.after(generation)
-        if target is None or self._failed_builds.is_given_up(generation, target):
-            return None
-        blocked = generation.close_error(target) is not None
-        return target if blocked or self._failed_builds.is_due(generation, target, now) else None
-
-    def _is_hopeless(self, generation: Generation, target: Membership) -> bool:
-        if generation.close_error(target) is not None:
-            self._failed_builds.failed(generation, target, 0.0)
-        return self._failed_builds.give_up(generation, target)
-
-    def _succeed(self, generation: Generation, target: Membership, deadline: float) -> None:
-        with self._changed:
-            changes = self._history.between(generation.membership.epoch, target.epoch)
-            self._failed_builds.forget(generation)
-        completed = CompletedCalls(generation.membership.epoch, generation.context.call_log.completed)
-        made, least = self._make(target, generation.communicator, deadline, completed, generation)
-        made.inherit(generation)
+    def _finished(self, number: BuildId, build: _Build, old: Generation, made: Generation, least: int) -> None:
+        made.inherit(old)
         self.opened(made)
         with self._changed:
-            closed, blocked = generation not in self._generations, generation.close_error(target) is not None
-            if closed:
-                self._closed_communicators.add(made)
-            elif not blocked:
-                del self._generations[generation]
-                self._failed_builds.forget(generation)
-                self._generations[made] = None
-                self._build_threads.take(made)
-            late = self._history.after(made) is not None
-        if closed or blocked:  # by a user meanwhile
-            (made.end if closed else made.close)()  # a blocked generation keeps its feeds
-            return
-        self.listed(made)
-        if late:
-            made.interrupt()
-        self._hand_over(generation, made, changes, None if least in (NONE_COMPLETED, UNCONSTRAINED) else least)
+            build.made, build.group = made, None  # what is built is not closed by a late abort
+        if DiscardBuild(number) in self._step(BuildFinished(number, completed_by_all(least))):
+            self._discard(build)
+        self._ended_in_background(build)
 
-    def _make(
-        self,
-        membership: Membership,
-        communicator: int,
-        deadline: float,
-        completed: CompletedCalls | None,
-        old: Generation | None = None,
-    ) -> tuple[Generation, int]:
-        """LinkClosed when a change concerns it or a member closed `old`: members that know do not take part, and none
-        may wait for them.
-        """
-        begun: list[Group] = []
+    def _failed(self, number: BuildId, build: _Build, error: BaseException) -> None:
+        """Also by a bug of nexar: it must not be retried for ever."""
+        if not isinstance(error, NexarError):
+            _log.error("no successor of communicator %d", build.communicator, exc_info=error)
+        _log.info("no successor yet of communicator %d: %s", build.communicator, error)
+        self._step(BuildFailed(number, failure_of(error)))
+        self._ended_in_background(build)
 
-        def began(group: Group) -> None:
-            begun.append(group)
-            with self._changed:
-                self._building[group] = None
-                over = self._is_over(group) or (old is not None and old.close_error(membership) is not None)
-                loss = self._history.loss_in(membership)
-            if over:
-                group.close()
-            elif loss is not None:
-                raise loss
+    def _ended_in_background(self, build: _Build) -> None:
+        with self._changed:
+            self._in_background.discard(build)
+            self._changed.notify_all()
 
+    def _discard(self, build: _Build) -> None:
+        """A user closed it meanwhile. Only if another member did, the old generation keeps its feeds."""
+        assert build.made is not None
+        assert build.old is not None
+        with self._changed:
+            is_open = self._generations.get(_key(build.old)) is build.old
+        (build.made.close if is_open else build.made.end)()
+
+    def _make(self, build: _Build, deadline: float, completed: CompletedCalls | None) -> tuple[Generation, int]:
+        """In this thread. Ends early when the build is aborted."""
         try:
-            return self._builder.make(membership, communicator, deadline, completed, began)
-        except NexarError as error:
-            with self._changed:
-                over, end = [group for group in begun if self._is_over(group)], self._end
-            if not over:
-                raise
-            if end is not None:
-                raise end(over[0]) from error
-            raise build_overtaken() from error
+            return self._builder.make(
+                build.membership, build.communicator, deadline, completed, partial(self._began, build)
+            )
         finally:
             with self._changed:
-                for group in begun:
-                    self._building.pop(group, None)
+                build.group = None  # what is built is not closed by a late abort
 
-    def _is_over(self, group: Group) -> bool:
-        """Under the lock."""
-        return self._closed or self._end is not None or self._history.overtakes(group)
-
-    def _hand_over(self, old: Generation, new: Generation, changes: list[Change], completed: int | None) -> None:
-        communicator = self.wrap(new)
-        agreed = all(departure.willing for change in changes for departure in change.left)
-        old.completed = completed
-        for generation in (old, *old.ancestors):
-            generation.agreed = agreed and (generation is old or generation.agreed)
-            change = generation.set_successor(new, communicator, changes)
-            generation.outcome.resolve(change if self._config.recovery_policy != "manual" else generation.loss())
-        old.memberships.publish(old.membership_event_to(new, old.joined(new), communicator))
-        old.is_succeeded = True
+    def _began(self, build: _Build, group: Group) -> None:
+        """Members that know of the abort do not take part, and none may wait for them."""
         with self._changed:
-            self._changed.notify_all()
-        old.close_in_background(new)
+            build.group, aborted = group, build.aborted
+        if aborted is not None:
+            group.close(error_of_failure(aborted, build.membership))
 
-    def _failed(self, generation: Generation, target: Membership, deadline: float, error: Exception) -> None:
-        _log.info("no successor yet of communicator %d: %s", generation.communicator, error)
-        if isinstance(error, PeerLost) and error.node is not None:
-            self.need(generation.communicator, target, error.node, error.cause)
+    def _abort(self, number: BuildId, failure: BuildFailure) -> None:
         with self._changed:
-            closed = generation not in self._generations
-            if not closed:
-                self._failed_builds.failed(generation, target, deadline, members_missed_in(error, target, generation))
-        if closed:
-            self.absent(ClosedCommunicator(generation.communicator, generation.membership))
+            build = self._building.get(number)
+            if build is None:
+                return
+            build.aborted, group = failure, build.group
+        if group is not None:
+            group.close(error_of_failure(failure, build.membership))
+
+    def _open(self, action: OpenGeneration) -> None:
+        """The old generation gives way to the new one at the same moment."""
+        with self._changed:
+            build = self._building.pop(action.build)
+            assert build.made is not None
+            if action.old is not None:
+                self._generations.pop(action.old, None)
+            self._generations[action.key] = self._known[action.key] = build.made
+            build.is_open = True
+            self._hand_over = None if build.old is None else _HandOver(build.old, build.made)
+        finalize(build.made, self._released.append, action.key).atexit = False
+
+    # -- outcomes ----------------------------------------------------------------------------------------------
+
+    def _set_outcome(self, key: GenerationKey, outcome: Outcome) -> None:
+        with self._changed:
+            generation, hand_over = self._known.get(key), self._hand_over
+        if generation is None:
+            return
+        if not isinstance(outcome, Superseded):
+            generation.outcome.resolve(error_of(outcome, generation, self._config, end=self._end))
+            return
+        assert hand_over is not None
+        if hand_over.communicator is None:
+            hand_over.communicator = self.wrap(hand_over.new)
+        self._supersede(generation, outcome, hand_over)
+
+    def _supersede(self, generation: Generation, outcome: Superseded, hand_over: _HandOver) -> None:
+        new, communicator = hand_over.new, hand_over.communicator
+        generation.gone, generation.agreed = dict(outcome.lost), outcome.agreed
+        generation.successor = communicator
+        generation.outcome.resolve(error_of(outcome, generation, self._config, successor=communicator))
+        if generation is not hand_over.old:
+            return  # an ancestor: it had a successor already
+        generation.memberships.publish(generation.membership_event_to(new, outcome.joined, communicator))
+        generation.is_succeeded = True
+        generation.close_in_background(new)
 
     # -- closing ---------------------------------------------------------------------------------------------
 
@@ -396,18 +535,16 @@ class Successors:
         """Stop making successors; waiters raise. Idempotent."""
         with self._changed:
             self._closed = True
-            thread, making = self._thread, list(self._building)
             self._changed.notify_all()
-        for group in making:
-            group.close()
-        if thread is not None:
-            thread.join()
-        self._build_threads.close()
-        with self._changed:  # only now: a last one may have been made
-            generations = list(self._generations)
+        self._step(Terminate(Terminated(TerminationKind.CLOSED)))
+        self._timer.close()
+        # Terminated, the machine starts no build and has aborted all; the thread that drives notices that.
+        self._wait(lambda: self._performer == threading.get_ident() or not (self._actions or self._performer))
+        self._wait(lambda: not self._in_background)
+        with self._changed:
+            generations = list(self._generations.values())
             self._generations.clear()
         for generation in generations:
-            generation.outcome.resolve(UsageError(_CLOSED))
             generation.end()
 
     # -- errors of calls, mapped to outcomes of their generation ------------------------------------------------
@@ -423,7 +560,7 @@ class Successors:
         return copy(outcome.error) if outcome.error is not None else error
 
     def _advised(self, generation: Generation, error: BaseException) -> BaseException:
-        node = _member(generation, error)
+        node = member_of(generation, error)
         if node is None or self._config.recovery_policy != "manual":
             return error
         self.report_unreachable(node, getattr(error, "cause", "it left"))  # so that the successor lacks it
@@ -446,44 +583,22 @@ class Successors:
     def _concerns(self, generation: Generation, error: BaseException) -> bool:
         if generation.interrupted:
             return True
-        node = _member(generation, error) if self._config.recovery_policy == "automatic" else None
+        node = member_of(generation, error) if self._config.recovery_policy == "automatic" else None
         if node is None:
             return False
-        self.need(generation.communicator, generation.membership, node, getattr(error, "cause", "it left"))
+        self._step(MemberNeeded(_key(generation), node, getattr(error, "cause", "it left")))
         return True
-
-    # -- needed members ----------------------------------------------------------------------------------------
-
-    def need(self, communicator: int, membership: Membership, node: NodeId, cause: str) -> None:
-        """A call needs this unreachable member. If it is lost, the others agree on that; if it left the world, the
-        communicator gets a successor without it. Never blocks.
-        """
-        with self._changed:
-            self._needed.add(communicator, membership, node)
-        self.report_unreachable(node, cause)
-        self._ask_again()
-
-    def gone_from(self, generation: Generation) -> dict[NodeId, str]:
-        with self._changed:
-            return self._history.gone_from(generation.membership)
-
-    def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
-        """None: no change that concerns it was chosen in time."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._history.following(communicator, membership) or self._closed or self._end is not None,
-                max(0.0, deadline - time.monotonic()),
-            )
-            return None if self._end is not None else self._history.following(communicator, membership)
-
-    def _ask_again(self) -> None:
-        with self._changed:
-            unmet, epoch = self._needed.unmet(), self._history.world.epoch
-        if unmet:
-            self.renew(unmet, epoch)
 
 
 def _nothing(*_: Any) -> None: ...
+
+
+def _key(generation: Generation) -> GenerationKey:
+    return GenerationKey(generation.communicator, generation.membership.epoch)
+
+
+def _rejection(actions: list[SuccessorAction]) -> BuildFailure | None:
+    return next((action.failure for action in actions if isinstance(action, RejectBegin)), None)
 
 
 class ErrorResolver:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +177,17 @@ class Operation(ABC):
             self.cancel()
             raise
         return self.result()
+
+
+@contextmanager
+def cancelling(operations: Sequence[Operation]) -> Iterator[None]:
+    """Cancel those that are not done when the block is left by an exception; also when a run that waits in it ends."""
+    try:
+        yield
+    except BaseException:
+        for operation in operations:
+            operation.cancel()
+        raise
 
 
 class FinishedOperation(Operation):

@@ -182,6 +182,7 @@ class Progress:
         self._driver_lock = self._election.driver_lock
         self._waiting_threads = self._election.waiting_threads
         self._closed = False  # set once, by close()
+        self.is_abandoned = False  # this process is a forked child; set once, by abandon()
         self._on_fork: dict[object, Callable[[], None]] = {}
         process_hooks.node_opened(self)
         self._progress_thread = ProgressThread(self._election, self._event_loop)
@@ -438,7 +439,7 @@ class Progress:
 
     def abandon(self) -> None:
         """In a forked child: release without waiting."""
-        self._closed = True
+        self._closed = self.is_abandoned = True
         self._election.abandon(
             UsageError("this node belongs to the parent process; a forked child must make its own with nexar.init()")
         )

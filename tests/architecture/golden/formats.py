@@ -24,6 +24,7 @@ from nexar.arrays.compression.quantized import FP8, Int8, NoCompression
 from nexar.arrays.compression.sparse import RandomK, TopK
 from nexar.arrays.dtypes import RAW, dtype_of
 from nexar.arrays.operators import ReduceCode
+from nexar.cluster.decisions import completion
 from nexar.collectives import shared_region_layout
 from nexar.collectives.compressed import seed_of
 from nexar.collectives.fingerprint import (
@@ -34,7 +35,14 @@ from nexar.collectives.fingerprint import (
     rooted,
 )
 from nexar.collectives.operations import AlgorithmCode, OperationCode
-from nexar.communicator import communicator, generation, multipart, recovery_methods, serialization, state_transfer
+from nexar.communicator import (
+    communicator,
+    generation_builder,
+    multipart,
+    recovery_methods,
+    serialization,
+    state_transfer,
+)
 from nexar.communicator.serialization import decode_object, encode_object
 from nexar.links import messages
 from nexar.links.messages import collective_tag
@@ -265,20 +273,31 @@ class _Messages:
     def post_send(self, dest: int, data: memoryview, deadline: float, *, about: Any) -> Any:
         self.sent, self.about, self._receive.into = bytes(data), about, bytes(data)
 
-    def wait(self, operations: Any, deadline: float) -> None:
-        """All is there."""
+    def post_open(self, ranks: Any, deadline: float) -> Any:
+        """All are linked."""
+
+
+def _told(group: Any, mine: completion.CompletedCalls) -> int:
+    """What the run returns, whose operations are done at once."""
+    run = generation_builder.exchange_completed(group, mine, 0.0)
+    try:
+        while True:
+            next(run)
+    except StopIteration as stop:
+        found: int = stop.value
+        return found
 
 
 def _settling_news() -> Iterator[Sample]:
     group: Any = _Messages()
-    assert generation.exchange_completed(group, generation.NEW_MEMBER, 0.0) == generation.UNCONSTRAINED
+    assert _told(group, completion.NEW_MEMBER) == completion.UNCONSTRAINED
     yield Sample("news of a settling generation, of a newcomer", group.sent)
-    mine = generation.CompletedCalls(generation=6, number=7)
-    assert generation.exchange_completed(group, mine, 0.0) == mine.number
+    mine = completion.CompletedCalls(generation=6, number=7)
+    assert _told(group, mine) == mine.number
     yield Sample("news of a settling generation", group.sent)
     yield text("news of a settling generation, space, sequence and step",
                 f"{int(group.about.space)} {group.about.sequence:x} {group.about.step}")  # fmt: skip
-    unknown = f"{generation.NONE_COMPLETED} {generation.UNCONSTRAINED}"
+    unknown = f"{completion.NONE_COMPLETED} {completion.UNCONSTRAINED}"
     yield text("news of a settling generation, no call and any call", unknown)
 
 

@@ -36,7 +36,10 @@ class End:
         self.refused: list[str] = []
         self.directory: PeerDirectory | None = None
         self.lines = LivenessConnections(
-            self.node, cast(Any, lambda: self.links), lambda node, cause: self.ended.append((node, cause))
+            self.node,
+            cast(Any, lambda: self.links),
+            lambda node, cause: self.ended.append((node, cause)),
+            control_loop=self.node.control_loop,
         )
         self.node.listen(self)
 

@@ -4,7 +4,7 @@ from nexar.links.matching import Matching
 from nexar.testing.faults import RefuseDial
 from nexar.wire.frame import Space
 from tests.ranks import on_every
-from tests.unit.cluster.memory_mesh import Meshes, soon
+from tests.unit.cluster.memory_mesh import Meshes, eventually, soon
 
 TALK = 7
 NUMBERED = [b"%d" % number for number in range(300)]
@@ -20,7 +20,9 @@ class Ring(Meshes):
     def close_ring(self) -> None:
         """Every connection that there is."""
         size = len(self.nodes)
-        on_every(range(size), lambda rank: self.link(rank, (rank + 1) % size))
+        pairs = [(rank, (rank + 1) % size) for rank in range(size)]
+        on_every(pairs, lambda pair: self.link(*pair))
+        eventually(lambda: all(self.linked(*pair) for pair in pairs), "the accepting ends are open too")
 
     def send(self, rank: int, to: int, *messages: bytes) -> None:
         link = self.link(rank, to)

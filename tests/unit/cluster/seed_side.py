@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.node import Node
 from nexar.config import Config
@@ -130,6 +131,7 @@ class FakeNode:
     def __init__(self, *answers: Callable[[], FakeCarrier]) -> None:
         self.key = make_key()
         self.cancel_token = CancelToken()
+        self.control_loop = ControlLoop()
         self.config = Config()
         self.dialer = self
         self.dials: list[tuple[Mapping[str, Sequence[str]], Expected]] = []

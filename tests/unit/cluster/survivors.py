@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Any, cast
 
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.membership_events import MembershipMessage, NoProgress, PeerLossFound, ProbeFinished
 from nexar.cluster.membership import Change, Membership
 from nexar.cluster.membership_service import MembershipService
@@ -33,13 +34,20 @@ class Survivor:
         """What was done here, in order."""
         self.present = membership
         """The newest that it was notified of."""
+        self.control_loop = ControlLoop()
         self.recovery = MembershipService(
-            cast(Any, self), cast(Any, self), membership, listener=self, probe=self.probe, send_to_seed=self.notify_seed
+            cast(Any, self),
+            cast(Any, self),
+            membership,
+            control_loop=self.control_loop,
+            listener=self,
+            probe=self.probe,
+            send_to_seed=self.notify_seed,
         )
 
     # -- node and mesh
 
-    def run_in_thread(self, task: Any) -> None:
+    def run_in_thread(self, task: Any, priority: Any = None) -> None:
         task()
 
     def find(self, node: int) -> "Way | None":
@@ -141,3 +149,4 @@ class Survivors:
         for survivor in self.nodes.values():
             survivor.recovery.close()
             survivor.recovery.close()
+            survivor.control_loop.close()

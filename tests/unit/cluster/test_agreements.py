@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from nexar.cluster.agreements import _MAX_AHEAD, _MAX_KEPT, _MAX_KEPT_BYTES, AgreedValue, Agreements
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.membership_events import MembershipMessage
 from nexar.errors import LinkClosed, PeerLost, UsageError
 from nexar.wire.control import BallotNumber, Chosen, Prepare, Suspect
@@ -36,7 +37,10 @@ class Electorate:
         self.messages: deque[tuple[int, int, MembershipMessage]] = deque()
         self.absent: set[int] = set()
         self.drives = {node: Drive() for node in NODES}
-        self.ballots = {node: Agreements(node, cast(Any, self.drives[node]), self._sayer(node)) for node in NODES}
+        self.control_loop = ControlLoop()
+        self.ballots = {
+            node: Agreements(node, cast(Any, self.drives[node]), self.control_loop, self._sayer(node)) for node in NODES
+        }
         for node in NODES:
             self.ballots[node].add_generation(0, 1, NODES)
 
@@ -71,6 +75,7 @@ def electorate() -> Iterator[Electorate]:
     for each in made.ballots.values():
         each.close()
         each.close()
+    made.control_loop.close()
 
 
 def test_one_value_is_chosen_for_all_who_propose(electorate: Electorate) -> None:

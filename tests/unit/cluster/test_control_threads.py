@@ -1,10 +1,6 @@
-"""Messages to members without a link: how many threads carry them, and what becomes of those that cannot be sent.
-
-What was decided is done in order, one thing at a time, by whoever finds nobody doing it.
-"""
+"""Messages to members without a link: in which order they are sent, and what becomes of those that cannot be sent."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -12,60 +8,14 @@ import pytest
 
 from nexar.cluster.control_threads import (
     MAX_QUEUED_MESSAGES,
-    MAX_SENDER_THREADS,
     BackgroundSender,
     CancelToken,
     DialCancelled,
-    SerialQueue,
-    TimerThread,
 )
 from nexar.errors import PeerLost
 from nexar.wire.control import Message, Ping
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import eventually
-
-WAIT_LIMIT = 60.0
-
-
-def test_it_rings_when_a_time_has_come_and_not_before() -> None:
-    rung: list[float] = []
-    done = threading.Event()
-
-    def ring(now: float) -> None:
-        rung.append(now)
-        done.set()
-
-    timer = TimerThread(ring)
-    due = time.monotonic() + 0.02
-    timer.wake_by(due)
-    assert done.wait(WAIT_LIMIT)
-    timer.close()
-    assert rung[0] >= due
-
-
-def test_an_earlier_time_goes_before_and_a_later_one_changes_nothing() -> None:
-    done = threading.Event()
-    timer = TimerThread(lambda _: done.set())
-    timer.wake_by(time.monotonic() + 1000)
-    timer.wake_by(time.monotonic())
-    timer.wake_by(time.monotonic() + 2000)
-    timer.wake_by(None)
-    assert done.wait(WAIT_LIMIT)
-    timer.close()
-
-
-def test_what_ring_returns_is_the_next_time() -> None:
-    enough = threading.Semaphore(0)
-
-    def ring(now: float) -> float:
-        enough.release()
-        return now
-
-    timer = TimerThread(ring)
-    timer.wake_by(time.monotonic())
-    assert all(enough.acquire(timeout=WAIT_LIMIT) for _ in range(3))
-    timer.close()
-    timer.close()
 
 
 class Scene:
@@ -126,16 +76,6 @@ def test_of_too_many_messages_the_newest_are_kept(scene: Scene) -> None:
     assert scene.said[-1] == (7, Ping(MAX_QUEUED_MESSAGES + 9))
 
 
-def test_however_many_members_there_are_not_many_threads_are_on_the_way(scene: Scene) -> None:
-    for node in range(1, 2 * MAX_SENDER_THREADS + 1):
-        scene.sender.send(node, Ping(node))
-    eventually(lambda: len(scene.dialed) == MAX_SENDER_THREADS, "all couriers are out")
-    scene.open.set()
-    eventually(lambda: len(scene.said) == 2 * MAX_SENDER_THREADS, "all words")
-    assert len(scene.threads) == MAX_SENDER_THREADS
-    assert sorted(node for node, _ in scene.said) == list(range(1, 2 * MAX_SENDER_THREADS + 1))
-
-
 def test_who_cannot_be_reached_keeps_nobody_waiting_and_is_tried_again_with_the_next_message(scene: Scene) -> None:
     scene.gone.add(7)
     scene.open.set()
@@ -144,7 +84,7 @@ def test_who_cannot_be_reached_keeps_nobody_waiting_and_is_tried_again_with_the_
     scene.gone.clear()
     scene.sender.send(7, Ping(2))
     eventually(lambda: scene.said == [(7, Ping(2))], "the next word")
-    eventually(lambda: scene.sender._busy == 0, "nobody is on the way")
+    eventually(lambda: not scene.sender._queued, "nobody is on the way")
 
 
 def test_a_sender_thread_that_fails_or_cannot_start_does_not_block_the_next() -> None:
@@ -163,65 +103,11 @@ def test_a_sender_thread_that_fails_or_cannot_start_does_not_block_the_next() ->
     sender = BackgroundSender(Broken(), aside)
     with pytest.raises(RuntimeError, match="new thread"):
         sender.send(7, Ping(1))
-    assert (sender._busy, sender._queued) == (0, {})
+    assert not sender._queued
     sender.send(7, Ping(2))
     with pytest.raises(ZeroDivisionError):
         tasks[1]()
-    assert (sender._busy, sender._queued) == (0, {})
-
-
-def test_they_are_done_in_order_and_what_one_adds_comes_after_what_is_there() -> None:
-    done: list[str] = []
-
-    def do(item: str) -> None:
-        done.append(item)
-        if item == "first":
-            queue.add(["added"])
-            queue.run()  # somebody is at it: this one, which comes to it later
-
-    queue = SerialQueue(do)
-    queue.add(["first", "second"])
-    queue.run()
-    assert done == ["first", "second", "added"]
-
-
-def test_who_finds_another_thread_at_it_leaves_its_own_to_that_one() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    done: list[tuple[str, str]] = []
-
-    def do(item: str) -> None:
-        done.append((item, threading.current_thread().name))
-        begun.set()
-        assert go_on.wait(EVENT_TIMEOUT)
-
-    queue = SerialQueue(do)
-    queue.add(["slow"])
-    thread = threading.Thread(target=queue.run, name="the other")
-    thread.start()
-    assert begun.wait(EVENT_TIMEOUT)
-    queue.add(["mine"])
-    queue.run()
-    assert done == [("slow", "the other")]
-    go_on.set()
-    thread.join()
-    assert done == [("slow", "the other"), ("mine", "the other")]
-
-
-def test_one_that_raises_ends_the_run_and_the_rest_waits_for_the_next() -> None:
-    done: list[int] = []
-
-    def do(item: int) -> None:
-        if item == 1:
-            raise ValueError("not this one")
-        done.append(item)
-
-    queue = SerialQueue(do)
-    queue.add([0, 1, 2])
-    with pytest.raises(ValueError, match="not this one"):
-        queue.run()
-    assert done == [0]
-    queue.run()
-    assert done == [0, 2]
+    assert not sender._queued
 
 
 def test_whoever_waits_is_woken_once_it_is_made() -> None:

@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from nexar.cluster.control_threads import CancelToken, DialCancelled
-from nexar.cluster.dialing import Dialer
+from nexar.cluster.dialing import MAX_DIAL_THREADS, Dialer
+from nexar.cluster.task_pool import Priority
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
@@ -200,30 +201,19 @@ def test_after_a_cancellation_nobody_gets_through(scene: Scene) -> None:
         scene.dialer(ScriptedDialer(), ScriptedDialer()).dial(WHERE, WHOM, soon())
 
 
-def test_who_closes_joins_no_thread_that_is_about_to_be_started(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    dialer, starting, go, ran = (
-        scene.dialer(ScriptedDialer(), ScriptedDialer()),
-        threading.Event(),
-        threading.Event(),
-        threading.Event(),
-    )
-    start = threading.Thread.start
+def test_a_task_may_dial_while_all_threads_of_the_pool_do(scene: Scene) -> None:
+    """The attempts that tasks wait for need no thread of the pool."""
+    dialer = scene.dialer(ScriptedDialer(FakeCarrier), ScriptedDialer(FakeCarrier))
+    together, done = threading.Barrier(MAX_DIAL_THREADS), threading.Semaphore(0)
 
-    def start_late(thread: threading.Thread) -> None:
-        if thread.name == "nexar-dial-task":
-            starting.set()
-            go.wait(EVENT_TIMEOUT)
-        start(thread)
+    def task() -> None:
+        together.wait(EVENT_TIMEOUT)
+        dialer.dial(WHERE, WHOM, soon())
+        done.release()
 
-    monkeypatch.setattr(threading.Thread, "start", start_late)
-    with ThreadPoolExecutor(2) as pool:
-        beginning = pool.submit(dialer.run_in_thread, ran.set)
-        assert starting.wait(EVENT_TIMEOUT)
-        closing = pool.submit(dialer.close)
-        threading.Timer(A_MOMENT, go.set).start()
-        closing.result(EVENT_TIMEOUT)
-        beginning.result(EVENT_TIMEOUT)
-    assert ran.wait(EVENT_TIMEOUT)
+    for _ in range(MAX_DIAL_THREADS):
+        dialer.run_in_thread(task, Priority.CONTROL)
+    assert all(done.acquire(timeout=EVENT_TIMEOUT) for _ in range(MAX_DIAL_THREADS))
 
 
 def test_closing_waits_for_the_threads(scene: Scene) -> None:

@@ -1,6 +1,5 @@
 """Every hint is examined: what turns out wrong harms nobody, what turns out right is reported once with its cause."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -8,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from nexar.cluster import failure_monitor as monitored
+from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
 from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound, PeerReachable, ProbeFinished
 from nexar.cluster.decisions.peering import PeerDirectory
@@ -19,6 +19,7 @@ from nexar.links.link import Link
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye
 from tests.losses import ended, left, silent
 from tests.unit.cluster.decisions.test_peering import members
+from tests.unit.cluster.virtual_loop import VirtualLoop
 
 ME, PEER, OTHER, UNKNOWN = 7, 5, 9, 11
 SILENT = "no answer for 1 s"
@@ -38,15 +39,18 @@ class FakeLink:
 
 
 class Scene:
-    """Node and mesh, as far as they are asked; what is done aside waits until the test wants it."""
+    """Node and mesh, as far as they are asked; what the loop and the pool do waits until the test wants it."""
 
     def __init__(self) -> None:
         self.id = ME
+        self.host = "another host than the members'"
         self.config = Config()
         self.dialer = self
         self.directory = PeerDirectory(ME, members(PEER, ME, OTHER))
         self.link = FakeLink(PEER)
+        self.loop = VirtualLoop(100.0)
         self.tasks: deque[Callable[[], None]] = deque()
+        """Of the dial pool."""
         self.unreachable: Loss | None = None
         """What a probe says."""
         self.refusal: NexarError | None = None
@@ -67,13 +71,14 @@ class Scene:
             cast(Any, self),
             cast(Any, self),
             PingTable(),
+            control_loop=self.loop,
             report_event=self.reported.append,
             notify_users=lambda node, state, cause: self.noticed.append((node, state, cause)),
             liveness_of=lambda _: self.known,
             own_delay=lambda: self.own_delay,
         )
 
-    def run_in_thread(self, task: Callable[[], None]) -> None:
+    def run_in_thread(self, task: Callable[[], None], priority: Any = None) -> None:
         self.tasks.append(task)
 
     def links(self) -> dict[int, FakeLink]:
@@ -103,18 +108,25 @@ class Scene:
         member: Any,
         link: Any,
         pings: Any,
-        deadline: float,
         *,
-        packets: bool = True,
-        patience: float = 0.0,
-    ) -> Loss | None:
+        deadline: float,
+        finished: Callable[[Loss | None], None],
+        patience: float,
+        **_: Any,
+    ) -> None:
         self.deadlines.append(deadline)
         self.patience.append(patience)
-        return self.unreachable
+        self.loop.call_soon(lambda: finished(self.unreachable))
+
+    @property
+    def idle(self) -> bool:
+        return not (self.tasks or self.loop._queue or self.failure_monitor._busy)
 
     def work(self) -> None:
-        while self.tasks:
-            self.tasks.popleft()()
+        while self.tasks or self.loop._queue:
+            self.loop.step()
+            if self.tasks:
+                self.tasks.popleft()()
 
     def lose_link(self, cause: str = "connection reset") -> None:
         self.link.failure = PeerLost(node=PEER, cause=cause)
@@ -127,7 +139,7 @@ class Scene:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene()
-    monkeypatch.setattr(monitored, "probe_peer", made.probe)
+    monkeypatch.setattr(monitored, "PeerProbe", made.probe)
     return made
 
 
@@ -191,12 +203,11 @@ def test_a_member_that_others_report_loses_only_its_link_and_only_if_it_does_not
     scene.work()
     assert scene.link.lost == []
     scene.unreachable = silent(SILENT)
-    before = time.monotonic()
     scene.failure_monitor.probe_neighbour(PEER)
     scene.work()
     assert scene.link.lost == [SILENT]
     assert scene.reported == []  # what becomes of the lost link is looked into like that of any other
-    assert before < scene.deadlines[-1] < time.monotonic() + 1.0  # sooner than the member gives up
+    assert 100.0 < scene.deadlines[-1] < 101.0  # sooner than the member gives up
 
 
 def test_reports_about_unknown_nodes_and_about_nodes_without_a_link_are_ignored(scene: Scene) -> None:
@@ -204,7 +215,7 @@ def test_reports_about_unknown_nodes_and_about_nodes_without_a_link_are_ignored(
         scene.failure_monitor.probe_neighbour(node)
     scene.failure_monitor.close()
     scene.failure_monitor.probe_neighbour(PEER)
-    assert not scene.tasks
+    assert scene.idle
 
 
 def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:
@@ -277,9 +288,10 @@ def test_many_hints_at_once_are_one_examination(scene: Scene) -> None:
     scene.lose_link()
     scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
-    assert len(scene.tasks) == 1
+    assert scene.failure_monitor._busy == 1
     scene.work()
     assert scene.reported == [PeerLossFound(PEER, silent(f"connection reset; {SILENT}"))]
+    assert len(scene.deadlines) == 1
 
 
 def test_a_member_is_examined_until_the_finding_is_reported(scene: Scene) -> None:
@@ -297,7 +309,7 @@ def test_a_member_is_examined_until_the_finding_is_reported(scene: Scene) -> Non
 def test_nobody_looks_into_unauthenticated_peers_or_itself(scene: Scene) -> None:
     scene.failure_monitor.liveness_ended(UNKNOWN, "gone")
     scene.failure_monitor.report_dead(ME, KILLED)
-    assert not scene.tasks
+    assert scene.idle
 
 
 def test_what_waits_for_a_lost_member_ends_now_and_the_end_of_its_link_is_no_news(scene: Scene) -> None:
@@ -306,7 +318,7 @@ def test_what_waits_for_a_lost_member_ends_now_and_the_end_of_its_link_is_no_new
     scene.work()
     assert scene.link.lost == [f"its death line ended; {SILENT}"]
     scene.lose_link()
-    assert not scene.tasks
+    assert scene.idle
     assert len(scene.reported) == 1
 
 
@@ -350,7 +362,7 @@ def test_who_simply_leaves_is_gone_when_its_link_ends_and_not_before(scene: Scen
     scene.failure_monitor.link_lost(cast(Link, scene.link), LinkClosed(node=PEER))
     assert scene.reported == [PeerLossFound(PEER, left(LEFT), willing=True)]
     assert scene.noticed == [(PEER, "left", LEFT)]
-    assert not scene.tasks
+    assert scene.idle
 
 
 def test_whatever_hints_at_who_said_goodbye_it_has_left_as_it_said(scene: Scene) -> None:
@@ -373,8 +385,8 @@ def test_who_is_no_member_any_more_is_forgotten(scene: Scene) -> None:
     scene.failure_monitor.report_dead(PEER, KILLED)
     scene.failure_monitor.adopt(members(ME, OTHER, epoch=2))
     scene.failure_monitor.adopt(members(PEER, ME, OTHER, epoch=3))  # another life of that number
-    scene.tasks.clear()
-    scene.failure_monitor._probing_hints.clear()
+    scene.work()
+    assert scene.reported == []  # it answers
     scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
     scene.work()
     assert scene.reported == []  # it answers
@@ -428,7 +440,7 @@ def test_once_closed_nothing_is_looked_into(scene: Scene) -> None:
     scene.failure_monitor.close()
     scene.lose_link()
     scene.failure_monitor.probe(PEER)
-    assert not scene.tasks
+    assert scene.idle
 
 
 def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself(scene: Scene) -> None:
@@ -447,10 +459,9 @@ def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself
 
 def test_a_node_that_runs_slowly_gives_everybody_more_time(scene: Scene) -> None:
     scene.own_delay = 12.0
-    begin = time.monotonic()
     scene.failure_monitor.liveness_ended(PEER, "its connection ended")
     scene.work()
-    assert scene.deadlines[0] >= begin + 13.0
+    assert scene.deadlines == [100.0 + 13.0]
 
 
 def test_a_process_that_exists_has_as_much_time_as_its_watchers_give_it_less_its_silence(scene: Scene) -> None:
@@ -468,23 +479,26 @@ def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene)
     scene.directory = PeerDirectory(ME, members(ME, *many))
     for node in many:
         scene.failure_monitor.liveness_ended(node, "its connection ended")
-    assert len(scene.tasks) == MAX_PROBES
+    assert scene.failure_monitor._busy == MAX_PROBES
+    scene.loop.step()
+    assert len(scene.deadlines) == MAX_PROBES
     scene.unreachable = ended(ENDED)
     scene.work()
     assert [event.node for event in scene.reported] == list(many)
+    assert scene.idle
     scene.failure_monitor.probe(many[0])
-    assert len(scene.tasks) == 1
+    assert scene.failure_monitor._busy == 1
 
 
 def test_a_node_whose_probe_raised_can_be_probed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Loss | None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(monitored, "probe_peer", fail)
+    monkeypatch.setattr(monitored, "PeerProbe", fail)
     scene.failure_monitor.probe(PEER)
     scene.work()
     scene.reported.clear()
-    monkeypatch.setattr(monitored, "probe_peer", scene.probe)
+    monkeypatch.setattr(monitored, "PeerProbe", scene.probe)
     scene.failure_monitor.probe(PEER)
     scene.work()
     assert scene.reported == [ProbeFinished(PEER, None)]
@@ -507,10 +521,10 @@ def raising(*_: object, **__: object) -> Loss | None:
     raise TypeError("an address that is a number")
 
 
-def test_a_probe_that_raises_says_that_this_member_cannot_be_reached_and_the_thread_goes_on(
+def test_a_probe_that_raises_says_that_this_member_cannot_be_reached_and_others_are_probed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(monitored, "probe_peer", raising)
+    monkeypatch.setattr(monitored, "PeerProbe", raising)
     scene.failure_monitor.probe(PEER)
     scene.failure_monitor.probe(OTHER)
     scene.work()
@@ -524,7 +538,7 @@ def test_a_probe_that_raises_says_that_this_member_cannot_be_reached_and_the_thr
 
 
 def test_a_hint_whose_probe_raises_is_concluded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitored, "probe_peer", raising)
+    monkeypatch.setattr(monitored, "PeerProbe", raising)
     scene.failure_monitor.report_unreachable(PEER, SILENT)
     scene.work()
     (lost,) = scene.reported
@@ -533,13 +547,58 @@ def test_a_hint_whose_probe_raises_is_concluded(scene: Scene, monkeypatch: pytes
     assert not scene.failure_monitor.is_investigating([PEER])
 
 
-def test_a_task_that_raises_ends_neither_its_thread_nor_those_that_wait(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+def test_a_report_or_a_dial_that_raises_keeps_no_place(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done: list[str] = []
-    scene.failure_monitor._run_in_thread(raising)
-    scene.failure_monitor._run_in_thread(lambda: done.append("the next"))
+    monkeypatch.setattr(scene.failure_monitor, "_notify_users", raising)
+    scene.lose_link()  # it is redialed, and the user would be told
+    scene.unreachable = silent(SILENT)
+    scene.failure_monitor.liveness_ended(OTHER, "its connection ended")
     scene.work()
-    assert done == ["the next"]
+    assert scene.idle
     assert "an address that is a number" in caplog.text
-    assert scene.failure_monitor._busy == 0
+    assert not scene.failure_monitor.is_investigating([PEER, OTHER])
+
+
+def test_a_dial_that_the_closing_node_cancels_is_no_loss(scene: Scene) -> None:
+    scene.refusal = cast(Any, DialCancelled())
+    scene.lose_link()
+    scene.work()
+    assert (scene.reported, scene.idle) == ([], True)
+
+
+def test_a_node_that_closes_begins_no_probe_that_waits(scene: Scene) -> None:
+    scene.lose_link()
+    scene.failure_monitor.close()
+    scene.work()
+    assert (scene.deadlines, scene.reported, scene.idle) == ([], [], True)
+
+
+def test_a_loop_that_is_closed_leaves_no_place_taken(scene: Scene) -> None:
+    scene.loop.close()
+    scene.lose_link()
+    assert scene.idle
+
+
+# -- processes of this host
+
+
+def test_a_process_of_this_host_that_ended_is_lost_at_once_without_the_loop(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitored, "ended_on_this_host", lambda _node, _member: ended(ENDED))
+    scene.lose_link()
+    assert not scene.loop._queue
+    assert scene.reported == [PeerLossFound(PEER, ended(f"connection reset; {ENDED}"))]
+    assert not scene.failure_monitor.is_investigating([PEER])
+    scene.failure_monitor.probe(PEER)
+    assert scene.reported[1:] == [ProbeFinished(PEER, ended(ENDED))]
+
+
+def test_a_member_with_a_working_link_is_asked_though_its_port_refuses(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitored, "ended_on_this_host", lambda _node, _member: ended(ENDED))
+    scene.failure_monitor.probe(PEER)
+    scene.work()
+    assert scene.reported == [ProbeFinished(PEER, None)]

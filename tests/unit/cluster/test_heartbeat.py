@@ -1,18 +1,18 @@
 """Beats, and what is learned of the others: on links that are made up, in time that a test owns."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.failure_detector import LivenessReport
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.membership import Member, Membership
 from nexar.config import Config
 from nexar.errors import PeerLost, UsageError
-from nexar.testing.virtual_clock import VirtualClock
 from nexar.wire.control import Beat, CurrentCall, Message
+from tests.unit.cluster.virtual_loop import VirtualLoop
 
 ME = 1
 DOING = (CurrentCall(0, "all_reduce", 7, 2, 0.5),)
@@ -43,35 +43,11 @@ class FakeLink:
         self.failure = PeerLost(rank=1, node=2, address=None, cause="gone")
 
 
-class FakeTimer:
-    """Rings when the virtual clock says so."""
-
-    def __init__(self, clock: VirtualClock, callback: Callable[[float], float | None]) -> None:
-        self._clock = clock
-        self._callback = callback
-        self._due: float | None = None
-        self.closed = False
-
-    def wake_by(self, due: float | None) -> None:
-        if due is not None and (self._due is None or due < self._due):
-            self._due = due
-            self._clock.at(due, self._wake)
-
-    def _wake(self) -> None:
-        now = self._clock.now()
-        if self._due is not None and now >= self._due and not self.closed:
-            self._due = None
-            self.wake_by(self._callback(now))
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class Scene:
     """Node 1 of a world, and its links."""
 
     def __init__(self, size: int = 3, **settings: float) -> None:
-        self.clock = VirtualClock(100.0)
+        self.clock = VirtualLoop(100.0)
         self.links: dict[int, FakeLink] = {}
         self.found: list[LivenessReport] = []
         self.finished = "barrier #6"
@@ -81,8 +57,7 @@ class Scene:
             cast(Any, lambda: dict(self.links)),
             lambda: (DOING, self.finished),
             self.found.append,
-            clock=self.clock,
-            make_timer=lambda callback: FakeTimer(self.clock, callback),
+            control_loop=self.clock,
         )
         self.membership = membership(*range(1, size + 1))
 
@@ -238,13 +213,12 @@ def test_what_is_known_can_be_asked_at_any_time() -> None:
     assert known.state == "alive"
 
 
-def test_with_a_timer_of_its_own_it_beats_by_itself() -> None:
+def test_in_a_control_loop_with_a_thread_it_beats_by_itself() -> None:
     node = cast(Any, SimpleNamespace(id=ME, config=Config(heartbeat_interval=0.01)))
     link = FakeLink()
-    heartbeat = Heartbeat(node, cast(Any, lambda: {2: link}), lambda: ((), ""), lambda _: None)
-    try:
+    with ControlLoop() as loop:
+        heartbeat = Heartbeat(node, cast(Any, lambda: {2: link}), lambda: ((), ""), lambda _: None, control_loop=loop)
         heartbeat.adopt(membership(1, 2))
         while len(link.said) < 3:
             heartbeat.arrived(2, Beat(1))
-    finally:
         heartbeat.close()

@@ -148,3 +148,12 @@ def test_others_are_notified_where_a_transport_of_another_package_listens(
         assert node.mesh_schemes == ("paper", "tls")
         assert node.addresses() == {"tls": (node.listens_at,), "paper": (paper.address,)}
         assert list(node.dial_addresses(member(node, node.host))) == ["paper", "tls"]
+
+
+def test_closing_ends_the_control_loop(node: Node) -> None:
+    ran = threading.Event()
+    assert node.control_loop.call_soon(ran.set)
+    assert ran.wait(EVENT_TIMEOUT)
+    node.close()
+    assert not node.control_loop.call_soon(ran.clear)
+    assert not [each for each in threading.enumerate() if each.name == "nexar-control"]

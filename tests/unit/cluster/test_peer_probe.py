@@ -5,7 +5,6 @@ Pings, and the Pongs that come.
 Whether a member lives: by a Ping through memory, and by what its system says on loopback.
 """
 
-import selectors
 import socket
 import struct
 import threading
@@ -15,14 +14,17 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.control_threads import CancelToken
+from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.peer_probe import PingTable, TcpProbe, nobody_listens, probe_peer
+from nexar.cluster.peer_probe import PeerProbe, PingTable, TcpProbe, ended_on_this_host, nobody_listens, probe_peer
 from nexar.config import Config
 from nexar.errors import PeerLost
 from nexar.links.link import Link
@@ -32,11 +34,12 @@ from nexar.wire.control import Goodbye, Message, Ping, Pong
 from tests.losses import ended
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import soon
+from tests.unit.cluster.virtual_loop import VirtualLoop
 
 
 @pytest.fixture
-def selector() -> Iterator[selectors.BaseSelector]:
-    with selectors.DefaultSelector() as made:
+def loop() -> Iterator[ControlLoop]:
+    with ControlLoop(threaded=False) as made:
         yield made
 
 
@@ -50,12 +53,11 @@ def address_of(listener: socket.socket) -> str:
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def until(selector: selectors.BaseSelector, true: Callable[[], object]) -> None:
+def until(loop: ControlLoop, true: Callable[[], object]) -> None:
     deadline = time.monotonic() + EVENT_TIMEOUT
     while not true():
         assert time.monotonic() < deadline
-        for key, _ in selector.select(0.01):
-            key.data()
+        loop.step(0.01)
 
 
 def reset(connection: socket.socket) -> None:
@@ -63,36 +65,34 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
-def test_where_somebody_listens_it_stands_and_lasts(selector: selectors.BaseSelector, listener: socket.socket) -> None:
-    with TcpProbe(address_of(listener), selector) as probe:
+def test_where_somebody_listens_it_stands_and_lasts(loop: ControlLoop, listener: socket.socket) -> None:
+    with TcpProbe(address_of(listener), loop) as probe:
         assert not probe.open_for(0)
-        until(selector, lambda: probe.accepted)
-        until(selector, lambda: probe.open_for(0.01))
+        until(loop, lambda: probe.accepted)
+        until(loop, lambda: probe.open_for(0.01))
         assert probe.failed is None
-    assert not selector.get_map()
+    assert not loop._open()._watches
 
 
-def test_where_nobody_listens_it_is_refused(selector: selectors.BaseSelector, listener: socket.socket) -> None:
+def test_where_nobody_listens_it_is_refused(loop: ControlLoop, listener: socket.socket) -> None:
     address = address_of(listener)
     listener.close()
-    with TcpProbe(address, selector) as probe:
-        until(selector, lambda: probe.failed)
+    with TcpProbe(address, loop) as probe:
+        until(loop, lambda: probe.failed)
         assert probe.refused
         assert not probe.accepted
 
 
-def test_a_process_that_ends_while_we_probe_is_found_to_have_ended(
-    selector: selectors.BaseSelector, listener: socket.socket
-) -> None:
-    with TcpProbe(address_of(listener), selector) as probe:
-        until(selector, lambda: probe.accepted)
+def test_a_process_that_ends_while_we_probe_is_found_to_have_ended(loop: ControlLoop, listener: socket.socket) -> None:
+    with TcpProbe(address_of(listener), loop) as probe:
+        until(loop, lambda: probe.accepted)
         listener.close()  # which resets what it has not accepted
-        until(selector, lambda: probe.failed)
+        until(loop, lambda: probe.failed)
         assert probe.refused
 
 
 def test_one_that_takes_connections_and_ends_them_is_left_alone_after_a_few(
-    selector: selectors.BaseSelector, listener: socket.socket
+    loop: ControlLoop, listener: socket.socket
 ) -> None:
     listener.settimeout(0.001)
 
@@ -103,15 +103,38 @@ def test_one_that_takes_connections_and_ends_them_is_left_alone_after_a_few(
             return probe.failed is not None
         return False
 
-    with TcpProbe(address_of(listener), selector) as probe:
-        until(selector, turn_away)
+    with TcpProbe(address_of(listener), loop) as probe:
+        until(loop, turn_away)
         assert not probe.refused
         assert probe.failed == "it accepts connections and closes them"
 
 
-def test_an_address_that_leads_nowhere_has_failed_at_once(selector: selectors.BaseSelector) -> None:
-    with TcpProbe("nowhere.invalid:80", selector) as probe:
-        assert probe.failed
+def test_a_name_is_looked_up_in_another_thread(loop: ControlLoop, listener: socket.socket) -> None:
+    tasks: list[Callable[[], None]] = []
+    address = address_of(listener).replace("127.0.0.1", "localhost")
+    with TcpProbe(address, loop, run_in_thread=tasks.append) as probe:
+        loop.step()
+        assert not probe.accepted
+        thread = threading.Thread(target=tasks.pop())
+        thread.start()
+        until(loop, lambda: probe.accepted or probe.failed)
+        thread.join()
+    assert not tasks
+
+
+def test_a_name_that_is_found_too_late_is_ignored(loop: ControlLoop, listener: socket.socket) -> None:
+    tasks: list[Callable[[], None]] = []
+    address = address_of(listener).replace("127.0.0.1", "localhost")
+    with TcpProbe(address, loop, run_in_thread=tasks.append) as probe:
+        pass
+    tasks.pop()()
+    loop.step()
+    assert (probe.accepted, probe.failed, probe._socket) == (False, None, None)
+
+
+def test_an_address_that_leads_nowhere_has_failed(loop: ControlLoop) -> None:
+    with TcpProbe("nowhere.invalid:80", loop) as probe:
+        until(loop, lambda: probe.failed)
         assert not probe.refused
 
 
@@ -287,6 +310,17 @@ def test_where_nobody_listens_any_more_its_process_has_ended_and_that_is_known_a
     assert time.monotonic() - begin < EVENT_TIMEOUT / 2
 
 
+def test_a_process_of_this_host_that_ended_is_known_without_waiting(node: Node, peer: Node) -> None:
+    with Node(Config(transports=("tls",), bind="127.0.0.1", host_id="here")) as gone:
+        last = member(gone)
+        assert ended_on_this_host(node, last) is None
+    loss = ended_on_this_host(node, last)
+    assert loss is not None
+    assert loss.is_conclusive
+    assert ended_on_this_host(node, msgspec.structs.replace(last, host="elsewhere")) is None
+    assert ended_on_this_host(node, member(peer)) is None
+
+
 def test_without_a_link_a_system_that_takes_connections_is_the_best_answer(
     node: Node, peer: Node, pings: PingTable
 ) -> None:
@@ -414,3 +448,87 @@ def test_a_process_of_which_nothing_shows_that_it_exists_has_no_more_time(
     nowhere = replace(member(peer), addresses={})
     failure = probe_peer(node, nowhere, as_link(FakeLink(peer.id, "quic")), pings, soon(SHORT), patience=60.0)
     assert failure is not None
+
+
+# ---------------------------------------------------------------- in virtual time
+
+
+class Asked:
+    """A probe of a member that has no address, in virtual time."""
+
+    def __init__(self, pings: PingTable, link: FakeLink, **terms: Any) -> None:
+        self.node = elsewhere()
+        self.loop = VirtualLoop(100.0)
+        self.results: list[Loss | None] = []
+        self.probe = PeerProbe(
+            self.node,
+            PEER,
+            as_link(link),
+            pings,
+            deadline=101.0,
+            finished=self.results.append,
+            loop=self.loop,
+            run_in_thread=lambda task: task(),
+            **terms,
+        )
+
+
+def test_silence_is_known_at_the_deadline_and_reported_once(pings: PingTable) -> None:
+    asked = Asked(pings, FakeLink(PEER.node, "memory"))
+    asked.loop.advance(0.99)
+    assert asked.results == []
+    asked.loop.advance(0.02)
+    assert asked.results == [Loss(LossKind.NO_ANSWER, "no answer for 1 s")]
+    asked.loop.advance(60.0)
+    assert len(asked.results) == 1
+    assert not pings._waiting
+    assert asked.loop.next_due() is None
+
+
+def test_a_pong_wakes_the_loop_once_however_often_it_comes(pings: PingTable) -> None:
+    link = FakeLink(PEER.node, "memory")
+    asked = Asked(pings, link)
+    asked.loop.step()
+    for _ in range(10):
+        pings.arrived(as_link(link), Pong(asked.probe._number))
+    assert len(asked.loop._queue) == 1
+    asked.loop.step()
+    assert asked.results == [None]
+
+
+def test_patience_is_for_a_process_of_which_packets_came(pings: PingTable) -> None:
+    link = FakeLink(PEER.node, "quic")
+    asked = Asked(pings, link, packets=False, patience=5.0)
+    for _ in range(3):
+        asked.loop.advance(0.06)
+        link.received += 40
+    asked.loop.advance(5.0)
+    assert asked.results == []
+    asked.loop.advance(1.0)
+    assert [loss.kind for loss in asked.results if loss is not None] == [LossKind.NO_ANSWER]
+
+
+def test_a_probe_that_was_closed_reports_nothing(pings: PingTable) -> None:
+    asked = Asked(pings, FakeLink(PEER.node, "memory"))
+    asked.probe.close()
+    asked.probe.close()
+    asked.loop.advance(10.0)
+    assert asked.results == []
+
+
+def test_an_exception_while_it_probes_counts_as_unreachable(pings: PingTable, caplog: pytest.LogCaptureFixture) -> None:
+    link = FakeLink(PEER.node, "quic")
+    asked = Asked(pings, link)
+    link.heard_bytes = cast(Any, None)
+    asked.loop.advance(1.0)
+    (loss,) = asked.results
+    assert loss is not None
+    assert loss.text.startswith("it cannot be probed: TypeError: ")
+    assert caplog.records[0].exc_info
+
+
+def test_a_node_that_closes_ends_its_probes(pings: PingTable) -> None:
+    asked = Asked(pings, FakeLink(PEER.node, "memory"))
+    asked.node.cancel_token.cancel()
+    asked.loop.step()
+    assert asked.results == [None]

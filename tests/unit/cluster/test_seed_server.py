@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from nexar.cluster import seed_server as seed_server_module
+from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.delay_meter import DelayMeter
@@ -48,17 +49,23 @@ class Scene:
         admission = Admission("c", size, started=time.monotonic(), formation_timeout=timeout, seed=SEED)
         issuer = CertificateIssuer(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
         self.board = StatusBoardService("c", size, lambda: admission.joined)
+        self.control_loop = ControlLoop()
         self.seed_server = SeedServer(
             admission,
             issuer,
             self.outcome,
             self.seed_log,
             self.board,
+            control_loop=self.control_loop,
             keep=self.keep,
             keep_vote=self.votes.append,
             meter=meter,
             max_lingering=max_lingering,
         )
+
+    def close(self) -> None:
+        self.seed_server.close()
+        self.control_loop.close()
 
     def keep(self, membership: Membership) -> None:
         self.kept.append(membership)
@@ -85,7 +92,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(seed_server_module, "LINGER", 0.05)
     made = Scene()
     yield made
-    made.seed_server.close()
+    made.close()
 
 
 def kinds(carrier: FakeCarrier) -> list[type]:
@@ -151,7 +158,7 @@ def test_members_that_linger_are_not_counted() -> None:
         assert kinds(carrier)[-1] is FormationFailed
         assert carrier.aborted is None
         carrier.half_close()
-    scene.seed_server.close()
+    scene.close()
 
 
 def test_the_own_delay_is_measured_until_the_cluster_has_formed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +176,7 @@ def test_the_own_delay_is_measured_until_the_cluster_has_formed(monkeypatch: pyt
     scene.join(7)
     scene.join(8)
     eventually(lambda: scene.seed_server._measure_at is None, "no measurements when it has formed")
-    scene.seed_server.close()
+    scene.close()
 
 
 def test_whom_the_transports_refuse_is_noted_and_reported(scene: Scene) -> None:

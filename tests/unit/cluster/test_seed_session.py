@@ -132,6 +132,7 @@ class Scene:
     def close(self) -> None:
         for session in self._made:
             session.close()
+        self.node.control_loop.close()
 
 
 @pytest.fixture
@@ -313,14 +314,13 @@ def test_who_is_asked_whether_it_is_there_says_so(scene: Scene) -> None:
 def test_a_seed_that_answers_is_there(scene: Scene) -> None:
     session = scene.stand()
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    asking = threading.Thread(target=lambda: answers.put(session.answers(EVENT_TIMEOUT)))
-    asking.start()
+    session.ping(EVENT_TIMEOUT, answers.put)
     query = receive(scene.seed, LivenessQuery)
     assert isinstance(query, LivenessQuery)
     scene.seed.say_message(LivenessReply(query.number + 1))  # of nobody's
     scene.seed.say_message(LivenessReply(query.number))
     assert answers.get(timeout=EVENT_TIMEOUT)
-    asking.join(EVENT_TIMEOUT)
+    assert scene.node.control_loop.next_due() is None
 
 
 @pytest.mark.parametrize("end", ["silence", "loss", "close"])
@@ -328,15 +328,24 @@ def test_a_seed_that_does_not_answer_is_not_there(scene: Scene, end: str) -> Non
     session = scene.stand()
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     timeout = 0.0 if end == "silence" else EVENT_TIMEOUT
-    asking = threading.Thread(target=lambda: answers.put(session.answers(timeout)))
-    asking.start()
+    session.ping(timeout, answers.put)
     receive(scene.seed, LivenessQuery)
     if end == "loss":
         scene.seed.lose()
     elif end == "close":
         session.close()
     assert not answers.get(timeout=EVENT_TIMEOUT)
-    asking.join(EVENT_TIMEOUT)
+    scene.close()
+    assert answers.empty(), "it is told once"
+
+
+def test_a_seed_without_a_connection_does_not_answer(scene: Scene) -> None:
+    session = scene.stand()
+    scene.seed.lose()
+    assert scene.next_notice()[0] == "on_lost"
+    answers: list[bool] = []
+    session.ping(EVENT_TIMEOUT, answers.append)
+    assert answers == [False]
 
 
 def test_a_message_to_the_seed_is_sent_while_there_is_a_line_that_is_read(scene: Scene) -> None:

@@ -1,6 +1,6 @@
 """What tests of one room share: worlds and successors that end with the test.
 
-Lineages are closed twice, since closing is idempotent.
+Successors are closed twice, since closing is idempotent.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ def make_story() -> Iterator[Callable[..., Story]]:
     for story in made:
         story.successors.close()
         story.successors.close()
+        story.loop.close()
 
 
 @pytest.fixture

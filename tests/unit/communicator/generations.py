@@ -4,8 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+from nexar.cluster.decisions.completion import UNCONSTRAINED, CompletedCalls
 from nexar.cluster.membership import Membership
-from nexar.communicator.generation import UNCONSTRAINED, CompletedCalls, Generation
+from nexar.communicator.generation import Generation
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError
 from tests.unit.communicator.scripted import membership
@@ -120,3 +121,26 @@ class FakeBuilder:
         self.made.append(made)
         least = UNCONSTRAINED if completed is None else completed.number
         return made, least if self.least is None else min(least, self.least)
+
+    def start(
+        self,
+        members: Membership,
+        communicator: int,
+        completed: CompletedCalls,
+        *,
+        timeout: float,
+        begun: Callable[[Any], None],
+        finished: Callable[[Generation, int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """A thread stands for the one that drives."""
+
+        def build() -> None:
+            try:
+                made = self.make(members, communicator, timeout, completed, begun)
+            except Exception as error:  # noqa: BLE001 - as the product reports it
+                failed(error)
+            else:
+                finished(*made)
+
+        threading.Thread(target=build, name="builds").start()

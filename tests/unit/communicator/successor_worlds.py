@@ -1,8 +1,11 @@
 """Successors of one node without links, and the events that a test gives it."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
-from nexar.cluster.membership import WORLD, Change, Departure
+from nexar.cluster.control_loop import ControlLoop
+from nexar.cluster.decisions.successor_events import GenerationKey, RevokeReceived, SendNotice
+from nexar.cluster.membership import WORLD, Change, Departure, Membership
 from nexar.communicator.generation import Generation
 from nexar.communicator.successors import Successors
 from nexar.errors import Expelled, NexarError, Revoked
@@ -18,19 +21,34 @@ class Story:
 
     def __init__(self, **settings: Any) -> None:
         self.builder = FakeBuilder(**settings)
-        self.world = membership([1, 2, 3], 1)
-        self.successors = Successors(cast(Any, self.builder), self.world)
-        self.successors.wrap = lambda generation: ("communicator of", generation)
+        self.loop = ControlLoop()
         self.missed: list[int] = []
-        self.successors.report_unreachable = lambda node, _: self.missed.append(node)
         self.renewals: list[tuple[tuple[int, ...], int]] = []
-        self.successors.renew = lambda which, epoch: self.renewals.append((which, epoch))
         self.opened: list[Generation] = []
+        self.notices: list[SendNotice] = []
+        self._live_in(membership([1, 2, 3], 1))
+
+    def _live_in(self, world: Membership) -> None:
+        self.world = world
+        self.successors = Successors(cast(Any, self.builder), world, self.loop)
+        self.successors.wrap = lambda generation: ("communicator of", generation)
+        self.successors.report_unreachable = lambda node, _: self.missed.append(node)
+        self.successors.renew = lambda which, epoch: self.renewals.append((which, epoch))
         self.successors.opened = self.opened.append
+        self.successors.send_notice = self.notices.append
 
     def widen(self) -> None:
         """A world of four, from the beginning."""
-        self.world = self.successors._history.world = membership([1, 2, 3, 4], 1)
+        self._live_in(membership([1, 2, 3, 4], 1))
+
+    def closed_by(self, generation: Generation, node: int) -> None:
+        """A member says that it has closed it."""
+        key, rank = (
+            GenerationKey(generation.communicator, generation.membership.epoch),
+            generation.membership.rank_of(node),
+        )
+        assert rank is not None
+        self.successors.put(RevokeReceived(node, key, rank, "it has closed it", closed=True))
 
     def begin(self, *nodes: int, communicator: int = WORLD) -> Generation:
         members = membership(list(nodes), self.world.epoch) if nodes else self.world
@@ -49,6 +67,10 @@ class Story:
         self.world = change.apply(self.world)
         self.successors.membership_adopted(change, self.world)
         return change
+
+    def soon(self, task: Callable[[], object]) -> None:
+        """Run it in another thread, as what the world decides comes."""
+        self.loop.call_soon(lambda: (task(), None)[1])
 
     def successor(self, of: Generation) -> Generation:
         """Wait for it."""

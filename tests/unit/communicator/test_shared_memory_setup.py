@@ -11,6 +11,7 @@ from nexar.collectives.operations import OperationCode
 from nexar.collectives.shared_region import SharedRegion
 from nexar.communicator import shared_memory_setup
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.generation_builder import run_blocking
 from nexar.communicator.local import local_communicators
 from nexar.communicator.shared_memory_setup import MAX_SHARING, RegionMembers, SharedMemorySetup, may_share
 from nexar.config import Config
@@ -110,8 +111,9 @@ def test_on_a_sparse_topology_all_ranks_of_each_host_must_be_neighbours() -> Non
 
 def test_ranks_that_are_linked_otherwise_agree_that_they_share_none() -> None:
     def agree(comm: Communicator) -> tuple[bool, object]:
-        asked = SharedMemorySetup(comm._group, deadline_after(EVENT_TIMEOUT))
-        return asked.shared, asked.agree(comm._context.call_log)
+        deadline = deadline_after(EVENT_TIMEOUT)
+        asked = SharedMemorySetup(comm._group, deadline)
+        return asked.shared, run_blocking(comm._group, asked.agree(comm._context.call_log), deadline)
 
     with local_communicators(3, Config()) as world:
         assert on_every(world, agree) == [(False, None)] * 3
@@ -119,8 +121,9 @@ def test_ranks_that_are_linked_otherwise_agree_that_they_share_none() -> None:
 
 def test_who_does_not_take_part_in_time_ends_it_and_leaves_nothing_behind() -> None:
     with local_communicators(2, Config()) as world:
+        group, late = world[0]._group, deadline_after(0.05)
         with pytest.raises(OperationTimeout, match="making the communicator did not") as caught:
-            SharedMemorySetup(world[0]._group, deadline_after(0.05)).agree(world[0]._context.call_log)
+            run_blocking(group, SharedMemorySetup(group, late).agree(world[0]._context.call_log), late)
         assert not isinstance(caught.value.waiting_for, str)
         assert [peer.rank for peer in caught.value.waiting_for] == [1]
         assert "has not made the same init, split or group" in str(caught.value)

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
+from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import WORLD, Change, Departure
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent, MembershipEvent
-from nexar.communicator.generation import NEW_MEMBER, NONE_COMPLETED, Generation
+from nexar.communicator.generation import Generation
 from nexar.communicator.local import local_communicators
 from nexar.communicator.successors import Successors
-from nexar.communicator.successors_state import ClosedCommunicator
 from nexar.config import Config
 from nexar.errors import (
     CollectiveTimeout,
@@ -56,9 +56,8 @@ def test_what_is_no_consequence_of_a_change_is_raised_as_it_is(story: Story) -> 
 
 def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(story: Story) -> None:
     world = story.begin()
-    threading.Timer(0.02, story.change, (3,)).start()
+    story.successors.report_unreachable = lambda node, _: story.soon(lambda: story.change(node))
     change = story.raised(world, PeerLost(rank=2, cause="connection reset"))
-    assert story.missed == [3]
     assert isinstance(change, MembershipChanged)
     assert change.lost == {2: "node 3 was killed"}
 
@@ -71,11 +70,12 @@ def test_who_went_quietly_is_missed_by_who_needs_it_and_then_there_is_a_successo
     story.change(3, quiet=True)
     assert not world.interrupted
     assert story.builder.lost == [3], "who waits for it is told"
-    threading.Timer(0.02, lambda: story.change(renewed=(WORLD,))).start()
+    story.successors.renew = lambda which, epoch: (
+        story.soon(lambda: story.change(renewed=which)) if epoch == 2 else None
+    )
     change = story.raised(world, error)
     assert isinstance(change, MembershipChanged)
     assert change.lost == {2: "it left"}
-    assert story.renewals == [((WORLD,), 2)]
     assert not part.interrupted
 
 
@@ -374,19 +374,23 @@ def test_a_mistake_of_ours_is_logged_and_calls_do_not_wait_for_ever(
 
 
 def test_a_successor_is_handed_over_before_it_gets_one_itself(story: Story) -> None:
-    world, wrapped = story.begin(), list[int]()
-    story.successors.listed = lambda made: story.change(3) if made.membership.epoch == 2 else None
+    world, order = story.begin(), list[str]()
+    make = story.builder.make
 
     def wrap(generation: Generation) -> tuple[str, Generation]:
-        with story.successors._changed:
-            assert story.successors._build_threads.is_at(generation)  # so nobody else is
-        wrapped.append(generation.membership.epoch)
+        if generation.membership.epoch == 2:
+            story.change(3)  # gives it a successor before anybody holds it
+        order.append(f"wrapped {generation.membership.epoch}")
         return "communicator of", generation
 
-    story.successors.wrap = wrap
+    def counting(members: Any, *facts: Any) -> Any:
+        order.append(f"made {members.epoch}")
+        return make(members, *facts)
+
+    story.successors.wrap, story.builder.make = wrap, counting  # type: ignore[method-assign]
     story.change(2)
     eventually(lambda: nodes(story.successor(world)) == [1], "that it leads to the newest")
-    assert wrapped == [2, 3]
+    assert order == ["made 2", "wrapped 2", "made 3", "wrapped 3"]
 
 
 def test_one_that_its_user_closes_while_its_successor_is_made_has_none(story: Story) -> None:
@@ -417,7 +421,13 @@ def test_who_waits_has_the_outcome_with_the_successor(story: Story) -> None:
 def test_a_successor_notifies_the_listeners_of_the_one_before_from_the_moment_it_can_be_found(story: Story) -> None:
     world = story.begin()
     feeds: list[bool] = []
-    story.successors.listed = lambda generation: feeds.append(generation.failures is world.failures)
+
+    def wrap(generation: Generation) -> tuple[str, Generation]:
+        assert story.successors.generations() == [generation]
+        feeds.append(generation.failures is world.failures)
+        return "communicator of", generation
+
+    story.successors.wrap = wrap
     story.change(2)
     story.successor(world)
     assert feeds == [True]
@@ -447,27 +457,23 @@ def test_one_that_the_user_has_closed_gets_none(story: Story) -> None:
 
 
 def test_others_are_notified_what_is_closed_here_when_they_make_a_successor_of_it(story: Story) -> None:
-    reported: list[ClosedCommunicator] = []
-    story.successors.absent = reported.append
     part, other = story.begin(1, 2, 3, communicator=PART), story.begin(1, 3, communicator=PART + 1)
     story.successors.forget(part)
     story.successors.forget(other)
-    assert reported == []
+    assert story.notices == []
     story.change(2)
-    assert reported == [ClosedCommunicator(PART, part.membership)]
+    assert [(notice.key, notice.nodes, notice.closed) for notice in story.notices] == [((PART, 1), (3,), True)]
 
 
 def test_what_is_closed_while_its_successor_is_made_is_reported_if_that_fails(story: Story) -> None:
-    reported: list[ClosedCommunicator] = []
-    story.successors.absent = reported.append
     part = story.begin(1, 2, 3, communicator=PART)
     story.builder.held, story.builder.failures = threading.Event(), [PeerLost(node=3, cause="it died")]
     story.change(2)
     eventually(lambda: len(story.builder.begun) == 2, "a successor in the making")
     story.successors.forget(part)
-    assert reported == []
+    assert story.notices == []
     story.builder.held.set()
-    eventually(lambda: reported == [ClosedCommunicator(PART, part.membership)], "a word to the others")
+    eventually(lambda: [notice.key for notice in story.notices] == [(PART, 1)], "a word to the others")
 
 
 def test_a_member_that_closed_it_ends_the_making_and_the_outcome_names_it(story: Story) -> None:
@@ -475,7 +481,7 @@ def test_a_member_that_closed_it_ends_the_making_and_the_outcome_names_it(story:
     story.builder.held = threading.Event()
     story.change(2)
     eventually(lambda: len(story.builder.begun) == 2, "a successor in the making")
-    story.successors.closed_by(part, 3)
+    story.closed_by(part, 3)
     error = story.raised(part)
     assert isinstance(error, Revoked)
     assert (error.rank, error.closed) == (2, True)
@@ -490,13 +496,13 @@ def test_a_member_that_closed_it_ends_the_making_and_the_outcome_names_it(story:
 def test_a_member_that_closed_it_before_the_making_has_begun_is_not_waited_for(story: Story) -> None:
     part = story.begin(1, 2, 3, communicator=PART)
     story.builder.held = threading.Event()
-    take = story.successors._failed_builds.forget
+    make = story.builder.make
 
-    def forget(generation: Generation) -> None:  # the last thing before the group is made
-        take(generation)
-        part.closed_by_nodes.add(3)
+    def closing(*facts: Any) -> Any:  # the last moment before the group is made
+        story.closed_by(part, 3)
+        return make(*facts)
 
-    story.successors._failed_builds.forget = forget  # type: ignore[method-assign]
+    story.builder.make = closing  # type: ignore[method-assign]
     story.change(2)
     assert isinstance(story.raised(part), Revoked)
     story.builder.held.set()
@@ -507,7 +513,7 @@ def test_one_that_was_made_in_the_moment_a_member_closed_it_is_given_up(story: S
 
     def opened(made: Generation) -> None:
         if made is not part:
-            story.successors.closed_by(part, 3)
+            story.closed_by(part, 3)
 
     story.successors.opened = opened
     story.change(2)
@@ -571,7 +577,7 @@ def test_who_waits_for_the_successor_of_a_barred_generation_is_notified_at_once(
     story.change(2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(story.successors.wait_for_successor, part, time.monotonic() + 3600.0)
-        story.successors.closed_by(part, 3)
+        story.closed_by(part, 3)
         assert waiting.result(EVENT_TIMEOUT) is None
     story.builder.held.set()
 
@@ -603,8 +609,7 @@ def test_who_waits_is_notified_the_bar_also_when_the_successor_was_tried_in_vain
     eventually(lambda: story.successors.missing(part) != (), "it has failed")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(story.successors.wait_for_successor, part, time.monotonic() + 2 * EVENT_TIMEOUT)
-        eventually(lambda: not story.successors._build_threads.is_at(part), "nobody is at it")
-        story.successors.closed_by(part, 3)
+        story.closed_by(part, 3)
         assert waiting.result(EVENT_TIMEOUT) is None
 
 

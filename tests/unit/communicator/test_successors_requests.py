@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from nexar.cluster.decisions.change_history import MAX_EARLY
 from nexar.cluster.decisions.membership_events import ChangeRequested, MembershipInput, RecoverNow
-from nexar.communicator import successors_requests
+from nexar.cluster.decisions.successor_events import GenerationKey
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.generation import Generation
 from nexar.communicator.successors import Successors
@@ -198,40 +199,13 @@ def test_what_is_revoked_before_this_node_has_made_it_is_over_when_it_is_made(wo
     successors = on_every(ranks, lambda comm: comm.shrink())
     epoch = successors[0].epoch + 1
     runtime.revocations.received(link, Revoke(0, epoch, 1, "made and revoked"))
-    for communicator in range(100, 100 + successors_requests._MAX_PENDING - 1):  # what is never made gives way
+    for communicator in range(100, 100 + MAX_EARLY - 1):  # what is never made gives way
         runtime.revocations.received(link, Revoke(communicator, 1, 1, "never made"))
     third = on_every(successors, lambda comm: comm.shrink())[0]
     assert third.epoch == epoch
     error = raised(third.barrier)
     assert isinstance(error, Revoked)
     assert (error.rank, error.reason) == (1, "made and revoked")
-    assert len(runtime.revocations._pending) <= successors_requests._MAX_PENDING
-
-
-def test_early_messages_of_several_members_are_all_kept_and_that_of_an_unknown_node_hides_none(world: World) -> None:
-    ranks = world(4)
-    runtime = ranks[0]._runtime
-    links = [runtime.mesh.links().get(comm._runtime.node.id) for comm in ranks]
-    parts = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 3 else None))[:3]
-    epoch = parts[0].epoch  # type: ignore[union-attr]
-
-    def received(rank: int, sent: Revoke) -> None:
-        link = links[rank]
-        assert link is not None
-        runtime.revocations.received(link, sent)
-
-    listed, generation = runtime.revocations.listed, parts[0]._generation  # type: ignore[union-attr]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.successors, "find", lambda *_: None)  # as if it were not made yet
-        for rank in (1, 2, 3):
-            received(rank, Revoke(generation.communicator, epoch, rank, "it has closed it", closed=True))
-        received(2, Revoke(generation.communicator, epoch, 2, "enough"))
-        received(3, Revoke(generation.communicator, epoch, 2, "I am no member of it"))
-    listed(generation)
-    assert generation.closed_by_nodes == {ranks[rank]._runtime.node.id for rank in (1, 2)}
-    error = raised(parts[0].barrier)  # type: ignore[union-attr]
-    assert isinstance(error, Revoked)
-    assert (error.rank, error.reason) == (2, "enough")
 
 
 def test_one_that_has_a_successor_is_not_revoked_any_more(world: World) -> None:
@@ -287,7 +261,9 @@ def _is_free(all_successors: Successors, generation: Generation) -> bool:
 def test_who_closes_it_while_the_others_wait_for_a_successor_notifies_them(world: World) -> None:
     ranks = world(3, recovery_timeout=EVENT_TIMEOUT)
     parts = parts_of(ranks)
-    ranks[0]._runtime.successors.closed_by(parts[0]._generation, ranks[1]._runtime.node.id)
+    runtime = ranks[0]._runtime
+    link = runtime.mesh.links()[ranks[1]._runtime.node.id]
+    runtime.revocations.received(link, Revoke(parts[0].id, parts[0].epoch, 1, "it has closed it", closed=True))
     ranks[2].close()
     assert isinstance(raised(parts[0].barrier), Revoked)  # so that rank 1 waits for it
     parts[0].close()
@@ -301,9 +277,10 @@ def test_nobody_closes_for_another(world: World) -> None:
     part = parts_of(ranks)[0]
     runtime = ranks[0]._runtime
     link = runtime.mesh.links()[ranks[1]._runtime.node.id]
+    machine, key = runtime.successors._machine, GenerationKey(part.id, part.epoch)
     runtime.revocations.received(link, Revoke(part.id, part.epoch, 2, "it has closed it", closed=True))
-    assert part._generation.closed_by_nodes == set()
+    assert not machine.is_closed_by_member(key)
     runtime.revocations.received(link, Revoke(part.id, part.epoch, 1, "it has closed it", closed=True))
-    assert part._generation.closed_by_nodes == {link.peer}
+    assert machine.is_closed_by_member(key)
     assert on_every(ranks[:1], lambda comm: comm.rank) == [0]
     part._generation.outcome.check()  # nobody was lost: it goes on among the others

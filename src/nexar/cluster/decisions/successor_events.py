@@ -20,7 +20,8 @@ class GenerationKey(NamedTuple):
 
 
 BuildId: TypeAlias = int
-"""One attempt of this node to build a generation. Never reused."""
+"""One attempt of this node to build a generation. Never reused. The machine numbers builds of successors from 2**32;
+BeginRequested brings lower numbers."""
 
 
 # -- outcomes: why calls on a generation end
@@ -55,7 +56,9 @@ class RecoveryTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class RevokedBy:
-    """A member revoked it, or (`closed`) closed it so that no successor with that member can exist."""
+    """A member revoked it, or (`closed`) closed it so that no successor with that member can exist. A successor, a
+    termination, or another closer replaces it.
+    """
 
     rank: Rank
     reason: str
@@ -140,6 +143,7 @@ class MemberNeeded:
     key: GenerationKey
     node: NodeId
     cause: str
+    membership: Membership | None = None  # of a generation that is not open here: its first build failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +253,7 @@ class AbortBuild:
 
 @dataclass(frozen=True, slots=True)
 class RejectBegin:
-    """The communicator of BeginRequested is not built."""
+    """The communicator of BeginRequested is not built: it was not begun, or BuildFailed."""
 
     build: BuildId
     failure: BuildFailure

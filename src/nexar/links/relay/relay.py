@@ -261,13 +261,15 @@ class Relay:
         self.flush()
 
     def tick(self, now: float) -> float | None:
-        """Probe for unacknowledged frames. Return when to call it next."""
+        """Probe for unacknowledged frames. Return when to call it next. The driver sends, since a sender may be kept
+        busy by other threads; so this never blocks.
+        """
         with self.lock:
             for carrier in list(self._carriers.values()):
                 if carrier.probe_at is not None and carrier.probe_at <= now:
                     self._probe(carrier, now)
             due = min((each.probe_at for each in self._carriers.values() if each.probe_at is not None), default=None)
-        self.flush()
+        self._progress.run_soon(self.flush)
         return due
 
     def _probe(self, carrier: RelayedCarrier, now: float) -> None:

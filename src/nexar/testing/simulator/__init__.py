@@ -6,6 +6,6 @@
 """
 
 from nexar.testing.simulator.laws import Violation
-from nexar.testing.simulator.simulation import Simulation, SimulationResult, membership_machine
+from nexar.testing.simulator.simulation import Simulation, SimulationResult, node_machine
 
-__all__ = ["Simulation", "SimulationResult", "Violation", "membership_machine"]
+__all__ = ["Simulation", "SimulationResult", "Violation", "node_machine"]

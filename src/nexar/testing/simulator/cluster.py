@@ -4,6 +4,7 @@ When faults have ended and a majority of the present membership is alive:
 
 - its living members are in its epoch, and no member is dead;
 - no two members are cut off from each other;
+- all members use the same generation of the world's communicator;
 - every other living node knows that it was expelled or lost its majority.
 
 Without a majority, living members know that. The present membership is the newest that a living node is in.
@@ -16,7 +17,8 @@ from random import Random
 from typing import Final
 
 from nexar.cluster.decisions.membership_events import ChangeRequested, Loss, LossKind, PeerLossFound, ResignRequested
-from nexar.cluster.membership import Departure, Member, Membership, PinnedNode
+from nexar.cluster.membership import WORLD, Departure, Member, Membership, PinnedNode
+from nexar.testing.simulator.application import Program
 from nexar.testing.simulator.laws import ReferenceElectorate
 from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, SimulatedMember, SimulatedSeed
 from nexar.testing.simulator.world import SimulationContext
@@ -51,31 +53,32 @@ class SimulatedCluster:
         world: SimulationContext,
         machine_factory: MachineFactory,
         voter_factory: SeedVoterFactory,
-        *,
-        asked: bool = False,
+        program: Program | None = None,
     ) -> None:
-        """`asked`: members recover only on request."""
+        """`program`: what the applications of the members do."""
         self.world = world
         self.members: dict[NodeId, SimulatedMember] = {}
         """Present, future and former members."""
         self.seed: SimulatedSeed | None = None
         self._machine_factory = machine_factory
         self._voter_factory = voter_factory
-        self._asked = asked
+        self._program = program
 
     def form(self, clock: Callable[[], tuple[float, float]]) -> None:
         """Creates the first members and the seed. `clock` draws the rate and offset of a node's clock."""
         first = self.world.laws.last
-        for member in first.members:
-            self._add_member(member.node, clock()).begin(first)
+        members = [self._add_member(member.node, clock()) for member in first.members]
+        for member in members:
+            member.begin(first)
         if first.seed is not None:
             self.seed = SimulatedSeed(self.world, first.seed.node, first, self._voter_factory)
             self.world.nodes[first.seed.node] = self.seed
 
     def _add_member(self, node: NodeId, clock: tuple[float, float]) -> SimulatedMember:
         member_added = SimulatedMember(
-            self.world, node, self._machine_factory, rate=clock[0], ahead=clock[1], asked=self._asked
+            self.world, node, self._machine_factory, rate=clock[0], ahead=clock[1], program=self._program
         )
+        self.world.links.ends[node] = member_added
         self.members[node] = self.world.nodes[node] = member_added
         return member_added
 
@@ -107,13 +110,18 @@ class SimulatedCluster:
         if not member.alive:
             return
         member.die("with its host" if silent else "killed")
-        if not silent:
+        if silent:
+            self.world.links.host_died(node)
+        else:
+            self.world.links.process_ended(node, "its process has ended")
             self._notify(member, Loss(LossKind.ENDED, "its process has ended"), willing=False)
 
     def leave(self, node: NodeId) -> None:
         member = self.members[node]
         if member.running:
             member.die("it leaves")
+            peers = [each.node for each in self.last.members]
+            self.world.links.process_ended(node, "it has left", left=True, peers=peers)
             self._notify(member, Loss(LossKind.LEFT, "it has left"), willing=True)
 
     def _notify(self, gone: SimulatedMember, loss: Loss, *, willing: bool) -> None:
@@ -179,7 +187,10 @@ def _loss_event(member: SimulatedMember, event: PeerLossFound) -> Callable[[], N
             member.membership_machine is not None
             and member.membership_machine.membership.rank_of(event.node) is not None
         ):
-            member.handle(event)
+            if event.willing:
+                member.left(event.node)
+            else:
+                member.lose(event.node, event.loss)
 
     return lambda: member.when_running(report_loss)
 
@@ -251,6 +262,17 @@ def _outsider_conditions(cluster: SimulatedCluster, present: Membership) -> Iter
         removed = cluster.world.laws.removed.get(node)
         if removed is not None and removed <= present.epoch and member.alive and not _knows_its_state(member):
             yield f"node {node} does not know that it was removed in epoch {removed}"
+
+
+def unmet_communicators(cluster: SimulatedCluster) -> Iterator[str]:
+    """Members of the present membership that cannot use the world's communicator together with the others."""
+    present = present_membership(cluster)
+    members = [] if present is None else [cluster.members[each.node] for each in present.members]
+    worlds = {each.node: each.application.usable(WORLD) for each in members if each.application is not None}
+    newest = max((key for key in worlds.values() if key is not None), default=None)
+    for node, key in worlds.items():
+        if key is None or key != newest:
+            yield f"node {node} uses generation {key} of the world, others {newest}"
 
 
 def _knows_its_state(member: SimulatedMember) -> bool:

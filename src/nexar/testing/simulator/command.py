@@ -13,12 +13,14 @@ from multiprocessing import get_context
 from random import Random
 from typing import Final, TypeAlias
 
+from nexar.testing.simulator.shrink import shrink
 from nexar.testing.simulator.simulation import Simulation, SimulationResult
 from nexar.testing.simulator.world import REMEMBERED
 
 _RunAll: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[SimulationResult]]
 
 _SHOWN: Final = 5  # failed runs that are shown in full
+_SHRINK_SECONDS: Final = 60.0  # for the shortest history of the first failed run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     began = time.monotonic()
     runs = [(seed, nodes_of(seed, *given.nodes), given.record) for seed in range(*given.seeds)]
-    summary = _Summary()
+    summary = _Summary(shrinks=not given.no_shrink)
     with _workers(given.jobs, len(runs)) as outcomes:
         for outcome in outcomes(runs):
             summary.add(outcome, verbose=given.verbose or given.record or len(runs) == 1)
@@ -46,8 +48,10 @@ def run_one(run: tuple[int, int, bool]) -> SimulationResult:
 
 
 class _Summary:
-    def __init__(self) -> None:
+    def __init__(self, *, shrinks: bool = True) -> None:
+        """`shrinks`: look for the shortest history of the first failed run."""
         self.broken = 0
+        self._shrinks = shrinks
         self._runs = self._events = self._epochs = 0
 
     def add(self, outcome: SimulationResult, *, verbose: bool) -> None:
@@ -57,6 +61,8 @@ class _Summary:
         self.broken += bool(outcome.broken)
         if verbose or (outcome.broken and self.broken <= _SHOWN):
             _write(f"{outcome}\n" if outcome.broken else f"{outcome}")
+        if outcome.broken and self.broken == 1 and self._shrinks:
+            _write(f"{shrink(outcome, seconds=_SHRINK_SECONDS) or 'the law is not violated again'}\n")
 
     def __str__(self) -> str:
         return f"{self._runs} runs, {self._epochs} changes, {self._events} events; laws broken in {self.broken} runs"
@@ -83,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="number of processes")
     parser.add_argument("--verbose", action="store_true", help="print a line for every run")
     parser.add_argument("--record", action="store_true", help="print every event of every run")
+    parser.add_argument(
+        "--no-shrink", action="store_true", help="do not look for the shortest history that violates a law"
+    )
     return parser
 
 

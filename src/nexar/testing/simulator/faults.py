@@ -2,44 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
-from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound
+from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.testing.simulator.cluster import SimulatedCluster
+from nexar.testing.simulator.communicator_faults import COMMUNICATOR_FAULTS, CommunicatorFaults
 from nexar.testing.simulator.nodes import SimulatedMember
 from nexar.testing.simulator.world import NetworkConditions, Partition
 from nexar.types import NodeId
 
 FAULT_SECONDS: Final = 20.0  # all faults start in this time
+SLOWEST_CLOCK: Final = 0.7  # times the rate of the timeline
+
+
+class PlannedFault(NamedTuple):
+    """One fault of a run. It draws from its own seed, so that leaving out another one does not change it."""
+
+    when: float
+    kind: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.when:.2f} s"
 
 
 class FaultInjector:
     """Draws the faults of a run. A reckless run may lose the majority for good."""
 
     def __init__(self, cluster: SimulatedCluster, random: Random) -> None:
+        self.planned: list[PlannedFault] = []
         self._cluster = cluster
         self._world = cluster.world
         self._random = random
         self._reckless = random.random() < 0.15
         self._drifts = random.random() < 0.3
+        self._clocks = Random(random.getrandbits(64))
+        self._communicator_faults = CommunicatorFaults(cluster, self._may_lose)
+        self._draw()
 
-    def plan(self) -> None:
-        """Schedules the faults. Half of them follow closely after another."""
+    def _draw(self) -> None:
+        """Half of the faults follow closely after another."""
         kinds, when = random_kinds(self._random), 0.0
+        if self._random.random() < 0.2:
+            self.planned.append(PlannedFault(0.0, "network_is_bad", self._random.getrandbits(32)))
         for _ in range(self._random.randint(1, 8)):
             right_after = when > 0.0 and self._random.random() < 0.5
             when = when + self._random.expovariate(2.0) if right_after else self._random.uniform(0.2, FAULT_SECONDS)
-            self._world.timeline.at(min(when, FAULT_SECONDS), getattr(self, self._random.choice(kinds)))
-        if self._random.random() < 0.2:
-            self._degrade_network()  # until the end of all faults
+            kind = self._random.choice(kinds)
+            self.planned.append(PlannedFault(min(when, FAULT_SECONDS), kind, self._random.getrandbits(32)))
+
+    def plan(self, only: Collection[int] | None = None) -> None:
+        """Schedules the faults; `only` those with these indices."""
+        for index, fault in enumerate(self.planned):
+            if only is None or index in only:
+                self._world.timeline.at(fault.when, partial(self._inject, fault))
+
+    def _inject(self, fault: PlannedFault) -> None:
+        self._world.timeline.record(f"fault: {fault}")
+        self._random = Random(fault.seed)
+        own = getattr(self, fault.kind, None)
+        if own is not None:
+            own()
+        else:
+            getattr(self._communicator_faults, fault.kind)(self._random)
 
     def clock(self) -> tuple[float, float]:
         """Rate and offset of a node's clock."""
-        ahead = self._random.uniform(0.0, 1000.0)
-        return (self._random.uniform(0.7, 1.4) if self._drifts else 1.0), ahead
+        ahead = self._clocks.uniform(0.0, 1000.0)
+        return (self._clocks.uniform(SLOWEST_CLOCK, 1.4) if self._drifts else 1.0), ahead
 
     def end(self) -> None:
         """Ends all faults except deaths and half of the cuts: the cluster must cope with those."""
@@ -48,6 +81,8 @@ class FaultInjector:
         world.network.partitions.clear()
         world.network.slow.clear()
         world.network.restore_conditions()
+        world.traps.clear()
+        world.notice_loss = 0.0
         for pair in sorted(world.network.cuts):
             if self._random.random() < 0.5:
                 world.network.heal(*pair)
@@ -117,10 +152,11 @@ class FaultInjector:
 
     def network_degrades(self) -> None:
         """Messages are lost, duplicated and reordered."""
-        self._degrade_network()
+        self.network_is_bad()
         self._later(self._world.network.restore_conditions)
 
-    def _degrade_network(self) -> None:
+    def network_is_bad(self) -> None:
+        """Until the end of all faults."""
         draw = self._random.random
         self._world.network.fault_model = NetworkConditions(0.4 * draw() ** 2, 0.5 * draw(), 0.01 + 1.5 * draw() ** 3)
         self._world.timeline.record(f"{self._world.network.fault_model}")
@@ -146,7 +182,7 @@ class FaultInjector:
         """The nodes can dial each other again."""
         pair = self._some(2)
         for one, other in ((pair[0], pair[1]), (pair[1], pair[0])) if len(pair) == 2 else ():
-            one.broken.add(other.node)
+            self._world.links.lose(one.node, other.node, "the connection broke")
             self._world.timeline.after(self._random.uniform(0.01, 0.2), _redial(one, other))
 
     def link_is_cut(self) -> None:
@@ -156,7 +192,7 @@ class FaultInjector:
             self._world.timeline.record(f"{pair[0].node} and {pair[1].node} are cut off from each other")
             self._world.network.cut(pair[0].node, pair[1].node)
         for one, other in ((pair[0], pair[1]), (pair[1], pair[0])) if len(pair) == 2 else ():
-            one.broken.add(other.node)
+            self._world.links.lose(one.node, other.node, "the connection broke")
             self._world.timeline.after(self._random.uniform(0.5, 2.0), _lost_connection(one, other))
 
     def _add_partitions(self, *partitions: Partition) -> None:
@@ -224,9 +260,10 @@ _KINDS: Final = (
 
 def random_kinds(random: Random) -> tuple[str, ...]:
     """Names of the kinds of a run: all, or a few."""
+    kinds = (*_KINDS, *COMMUNICATOR_FAULTS)
     if random.random() < 0.4:
-        return _KINDS
-    return tuple(random.sample(_KINDS, random.randint(2, 5)))
+        return kinds
+    return tuple(random.sample(kinds, random.randint(2, 6)))
 
 
 _BROKEN: Final = Loss(LossKind.LINK_BROKEN, "the connection broke and cannot be made again")
@@ -238,7 +275,7 @@ def _lost_connection(one: SimulatedMember, other: SimulatedMember) -> Callable[[
     def report_loss() -> None:
         knows = one.membership_machine is not None and one.membership_machine.membership.rank_of(other.node) is not None
         if knows and not one.reaches(other.node):
-            one.handle(PeerLossFound(other.node, _BROKEN))
+            one.lose(other.node, _BROKEN)
 
     return lambda: one.when_running(report_loss)
 

@@ -23,7 +23,6 @@ from nexar.cluster.decisions.membership_events import (
     Loss,
     MembershipAction,
     MembershipDecided,
-    MembershipInput,
     MessageReceived,
     PeerLossFound,
     PeerReachable,
@@ -32,7 +31,9 @@ from nexar.cluster.decisions.membership_events import (
     SelfExpelled,
     SendMessage,
 )
-from nexar.cluster.membership import Change, Membership, pin_of
+from nexar.cluster.decisions.node_machine import NodeAction, NodeInput
+from nexar.cluster.decisions.successor_events import AdoptMembership
+from nexar.cluster.membership import Change, Membership, next_generation, pin_of
 from nexar.types import NodeId
 from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Instance, Prepare, Promise
 
@@ -40,9 +41,11 @@ from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Instance,
 class Violation(AssertionError):
     """`law` names the law; the text says how it was violated."""
 
-    def __init__(self, law: str, details: str) -> None:
+    def __init__(self, law: str, details: str, *nodes: NodeId) -> None:
         super().__init__(f"{law}: {details}")
         self.law = law
+        self.nodes = nodes
+        """The nodes concerned, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,12 @@ class Laws:
         """Nodes that may join."""
         self.removed: dict[NodeId, int] = {}
         """Node → epoch that removed it."""
+        self.changes: list[Change] = []
+        """Chosen changes; that to epoch e has index e - 2."""
+        self.last_change = 0.0
+        """When the last change was chosen, if `now` is set."""
+        self.now: Callable[[], float] = lambda: 0.0
+        self._generations: dict[tuple[int, int, int], tuple[Membership, Membership | None]] = {}
         self._electorates = {first.epoch: ReferenceElectorate.of(first)}
         self._chosen: dict[int, bytes] = {}  # by the epoch it creates
         self._values: dict[tuple[int, BallotNumber], bytes] = {}
@@ -89,11 +98,24 @@ class Laws:
         """The membership of the highest epoch chosen."""
         return self.memberships[max(self.memberships)]
 
+    def generation_after(self, communicator: int, membership: Membership, epoch: int) -> Membership | None:
+        """The next generation according to the changes up to this epoch."""
+        key = (communicator, membership.epoch, epoch)
+        found = self._generations.get(key)
+        if found is None or found[0].members != membership.members:
+            world, changes = self.memberships[epoch], self.changes[membership.epoch - 1 : epoch - 1]
+            found = self._generations[key] = (membership, next_generation(communicator, membership, world, changes))
+        return found[1]
+
+    def all_willing(self, old: int, new: int) -> bool:
+        """Whether every departure between these epochs was willing."""
+        return all(departure.willing for change in self.changes[old - 1 : new - 1] for departure in change.left)
+
     def enters(self, node: NodeId, epoch: int) -> None:
         """Records that a node starts in this epoch."""
         self._epochs[node] = epoch
 
-    def before_step(self, node: NodeId, event: MembershipInput) -> None:
+    def before_step(self, node: NodeId, event: NodeInput) -> None:
         """Records what the node learns from the event. Call it before the node's step."""
         match event:
             case MessageReceived(sender=sender, message=Accepted(instance=instance, ballot=ballot)):
@@ -112,26 +134,26 @@ class Laws:
             case _:
                 return
 
-    def after_step(self, node: NodeId, event: MembershipInput, actions: Iterable[MembershipAction]) -> None:
+    def after_step(self, node: NodeId, event: NodeInput, actions: Iterable[MembershipAction | NodeAction]) -> None:
         """Checks the actions of a step. Raises Violation."""
         for action in actions:
             if type(action) is SendMessage:
                 if (check := self._checks.get(type(action.message))) is not None:
                     check(self, node, action.message, event)
-            elif type(action) is MembershipDecided:
+            elif type(action) is MembershipDecided or type(action) is AdoptMembership:
                 self._check_adoption(node, action.change)
             elif type(action) is SelfExpelled:
                 self._expelled.add(node)
 
     # -- messages
 
-    def _check_promise(self, node: NodeId, message: Promise, event: MembershipInput) -> None:
+    def _check_promise(self, node: NodeId, message: Promise, event: NodeInput) -> None:
         epoch = self._epoch_of_vote(node, message.instance, event)
         known = self._promised.get((node, epoch))
         if known is None or known < message.ballot:
             self._promised[node, epoch] = message.ballot
 
-    def _check_proposal(self, node: NodeId, message: Accept, _: MembershipInput) -> None:
+    def _check_proposal(self, node: NodeId, message: Accept, _: NodeInput) -> None:
         epoch = message.instance[1]
         known = self._values.setdefault((epoch, message.ballot), message.value)
         if known != message.value:
@@ -140,7 +162,7 @@ class Laws:
             self._willing.add(node)
         self._check_removals(node, epoch, message.ballot)
 
-    def _check_vote(self, node: NodeId, message: Accepted, event: MembershipInput) -> None:
+    def _check_vote(self, node: NodeId, message: Accepted, event: NodeInput) -> None:
         epoch = self._epoch_of_vote(node, message.instance, event)
         votes = self._votes[epoch, message.ballot]
         if node in votes:
@@ -156,7 +178,7 @@ class Laws:
         self._check_removals(node, epoch, message.ballot)
         votes.add(node)
 
-    def _check_chosen(self, node: NodeId, message: Chosen, _: MembershipInput) -> None:
+    def _check_chosen(self, node: NodeId, message: Chosen, _: NodeInput) -> None:
         if message.instance[:1] == (0,):
             self._check_decision(node, message.instance[1] + 1, message.value)
 
@@ -167,7 +189,7 @@ class Laws:
         Chosen: _check_chosen,
     }
 
-    def _epoch_of_vote(self, node: NodeId, instance: Instance, event: MembershipInput) -> int:
+    def _epoch_of_vote(self, node: NodeId, instance: Instance, event: NodeInput) -> int:
         """The epoch of a vote or promise. Raises Violation if it is not permitted."""
         epoch = instance[1]
         if node in self._expelled:
@@ -248,5 +270,7 @@ class Laws:
         if not_admitted:
             raise Violation("only admitted nodes join", f"{sorted(not_admitted)} are members of epoch {epoch}")
         self._chosen[epoch] = value
+        self.changes.append(change)
+        self.last_change = self.now()
         self.memberships[epoch] = following
         self._electorates[epoch] = ReferenceElectorate.of(following)

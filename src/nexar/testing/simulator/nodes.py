@@ -1,17 +1,20 @@
 """The nodes of the simulation: the real decision machines in small shells.
 
-A machine's state changes before its messages leave. Events for a stopped process wait, as in kernel buffers.
+A machine's state changes before its messages leave. Events for a stopped process wait, as in kernel buffers. Events
+that come while actions are performed are handled after them, one by one.
 
-Like the product's shells, a member sends heartbeats, brings nodes that are behind up to date, turns suspicions into
-losses, retries suspects, and asks for admission. The seed stores its vote and membership before it sends, and brings
-members up to date when they send a heartbeat.
+Like the product's shells, a member performs the actions about its communicators, sends heartbeats, brings nodes that
+are behind up to date, turns suspicions into losses, retries suspects, and asks for admission. The seed stores its vote
+and membership before it sends, and brings members up to date when they send a heartbeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import FailureDetector, watched, watchers
 from nexar.cluster.decisions.membership_events import (
@@ -19,7 +22,6 @@ from nexar.cluster.decisions.membership_events import (
     LossKind,
     MembershipAction,
     MembershipDecided,
-    MembershipInput,
     MembershipMessage,
     MessageReceived,
     NoProgress,
@@ -34,10 +36,21 @@ from nexar.cluster.decisions.membership_events import (
     Tick,
 )
 from nexar.cluster.decisions.membership_machine import MembershipMachine
+from nexar.cluster.decisions.node_machine import NodeAction, NodeInput, NodeMachine
 from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.decisions.seed_voter import SeedVoter
+from nexar.cluster.decisions.successor_events import (
+    AdoptMembership,
+    GenerationKey,
+    Investigate,
+    OpenGeneration,
+    SetOutcome,
+    StartBuild,
+)
 from nexar.cluster.membership import Change, Membership
 from nexar.errors import NexarError
+from nexar.testing.simulator.application import Application, Program
+from nexar.testing.simulator.data_links import Frame
 from nexar.testing.simulator.laws import Violation
 from nexar.testing.simulator.world import (
     HEARTBEAT_INTERVAL,
@@ -46,6 +59,7 @@ from nexar.testing.simulator.world import (
     STUCK_TIMEOUT,
     SimulationContext,
     describe_event,
+    describe_key,
 )
 from nexar.types import NodeId
 from nexar.wire.control import Beat, Chosen
@@ -56,7 +70,7 @@ _MIN_TICK_SECONDS: Final = 0.001  # between two ticks of one machine
 class DecisionMachine(Protocol):
     """A decision machine of `cluster/decisions`."""
 
-    def step(self, event: MembershipInput, now: float) -> list[MembershipAction]: ...
+    def step(self, event: Any, now: float) -> Sequence[MembershipAction | NodeAction]: ...
 
     def due(self, now: float) -> float | None:
         """When the machine needs a Tick."""
@@ -77,6 +91,8 @@ class SimulatedNode:
         self._ahead = ahead
         self._held: list[Callable[[], None]] = []  # events that wait for a stopped process
         self._wakes_at: float | None = None  # in timeline time
+        self._waiting: deque[NodeInput] = deque()  # events that came during a step
+        self._is_busy = False
 
     @property
     def running(self) -> bool:
@@ -98,6 +114,7 @@ class SimulatedNode:
         if self.alive:
             self.alive = False
             self._held.clear()
+            self._waiting.clear()
             self._world.timeline.record(f"{self.node} dies: {why}")
 
     def pause(self) -> None:
@@ -134,29 +151,51 @@ class SimulatedNode:
         del epoch
         return []
 
-    def handle(self, event: MembershipInput) -> None:
-        """Passes the event to its machine and executes the actions."""
+    def handle(self, event: NodeInput) -> None:
+        """Passes the event to its machine and executes the actions; after those of the present event, if there is
+        one.
+        """
         if self.paused:
             self._held.append(lambda: self.handle(event))
             return
+        self._waiting.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._waiting and self.running:
+                self._handle(self._waiting.popleft())
+        finally:
+            self._is_busy = False
+            self._hold_waiting()
+
+    def _hold_waiting(self) -> None:
+        """The process may have been stopped by an action."""
+        waiting, self._waiting = self._waiting, deque()
+        for event in waiting:
+            self._held.append(partial(self.handle, event))
+
+    def _handle(self, event: NodeInput) -> None:
         machine = self.machine
-        if not self.alive or machine is None:
+        if machine is None:
             return
         world = self._world
         world.timeline.record(describe_event(self.node, event))
         if world.timeline.events > world.most_events:
             raise Violation("a cluster settles", f"more than {world.most_events} events")
         world.laws.before_step(self.node, event)
+        world.successor_laws.before_step(self.node, event)
         actions = self._step(machine, event)
         world.laws.after_step(self.node, event, actions)
+        world.successor_laws.after_step(self.node, event, actions)
         self._after_step()
         for action in actions:
             self._do(action)
-            if not self.running:
+            if not self.alive:
                 return  # the action ended it
         self._arm()
 
-    def _step(self, machine: DecisionMachine, event: MembershipInput) -> list[MembershipAction]:
+    def _step(self, machine: DecisionMachine, event: NodeInput) -> Sequence[MembershipAction | NodeAction]:
         try:
             return machine.step(event, self.now())
         except (NexarError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -165,13 +204,13 @@ class SimulatedNode:
     def _after_step(self) -> None:
         """Called before messages leave."""
 
-    def _do(self, action: MembershipAction) -> None:
+    def _do(self, action: MembershipAction | NodeAction) -> None:
         match action:
             case SendMessage(node=node, message=message):
                 self._send_message(node, message)
             case StartProbe(node=node):
                 self._probe(node)
-            case MembershipDecided(change=change):
+            case MembershipDecided(change=change) | AdoptMembership(change=change):
                 self._world.timeline.record(f"{self.node} adopts epoch {change.epoch}")
                 self._adopted(change)
             case SelfExpelled(epoch=epoch, reason=reason):
@@ -229,7 +268,9 @@ class SimulatedNode:
             self._arm()
 
 
-MachineFactory: TypeAlias = Callable[[NodeId, Membership, Random], MembershipMachine]
+_LEFT: Final = Loss(LossKind.LEFT, "it has left")
+
+MachineFactory: TypeAlias = Callable[[NodeId, Membership, Random], NodeMachine]
 """Creates a node's machine."""
 
 _SEED_HEARTBEAT_RANKS: Final = 3  # lower ranks also send heartbeats to the seed
@@ -246,18 +287,22 @@ class SimulatedMember(SimulatedNode):
         *,
         rate: float = 1.0,
         ahead: float = 0.0,
-        asked: bool = False,
+        program: Program | None = None,
     ) -> None:
-        """`asked`: its user requests recovery after a loss."""
+        """`program`: what its application does; None: there is none, only recovery after a loss."""
         super().__init__(world, node, rate=rate, ahead=ahead)
-        self.membership_machine: MembershipMachine | None = None
+        self.application: Application | None = None
+        self.node_machine: NodeMachine | None = None
         self.is_expelled = False
         self.is_stalled = False
         """It reported NoProgress in its present epoch."""
         self.broken: set[NodeId] = set()
         """Peers that will come back on a new connection."""
         self._machine_factory = machine_factory
-        self._is_asked = asked
+        self._program = program
+        self._early_frames: list[tuple[NodeId, Frame]] = []  # that came before it is a member
+        self._left: set[NodeId] = set()  # nodes that said goodbye
+        self._investigated: set[NodeId] = set()
         self._detector = FailureDetector(HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, STUCK_TIMEOUT)
         self._count = 0
         self._watchers: tuple[NodeId, ...] = ()
@@ -265,21 +310,46 @@ class SimulatedMember(SimulatedNode):
         self._delayed = 0.0
 
     @property
-    def machine(self) -> MembershipMachine | None:
-        return self.membership_machine
+    def machine(self) -> NodeMachine | None:
+        return self.node_machine
+
+    @property
+    def membership_machine(self) -> MembershipMachine | None:
+        return None if self.node_machine is None else self.node_machine.membership_machine
 
     @property
     def epoch(self) -> int:
         """0 before it is a member."""
         return self.membership_machine.membership.epoch if self.membership_machine is not None else 0
 
+    def suspects(self) -> frozenset[NodeId]:
+        return frozenset() if self.membership_machine is None else frozenset(self.membership_machine.suspects())
+
+    def is_concerned(self, key: GenerationKey) -> bool:
+        return self.node_machine is not None and self.node_machine.successor_machine.is_concerned(key)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """In the time of its clock, unless it has died."""
+        self._world.timeline.after(seconds / self._rate, lambda: self.when_running(action))
+
+    def die(self, why: str) -> None:
+        super().die(why)
+        self._world.successor_laws.died(self.node)
+
     # -- membership
 
     def begin(self, membership: Membership) -> None:
         random = Random(self._world.random.getrandbits(64))
-        self.membership_machine = self._machine_factory(self.node, membership, random)
+        self.node_machine = self._machine_factory(self.node, membership, random)
         self._world.laws.enters(self.node, membership.epoch)
+        self._world.successor_laws.enters(self.node, membership.epoch)
         self._update_watchers(membership)
+        if self._program is not None:
+            self.application = Application(self._world, self, self._program, Random(random.getrandbits(64)))
+            self.application.start(membership)
+            for sender, frame in self._early_frames:
+                self.application.generations.frame_received(sender, frame)
+            self._early_frames.clear()
         self._world.timeline.after(self._world.random.random() * HEARTBEAT_INTERVAL, self._heartbeat)
 
     def _update_watchers(self, membership: Membership) -> None:
@@ -292,11 +362,15 @@ class SimulatedMember(SimulatedNode):
 
     def _adopted(self, change: Change) -> None:
         self.is_stalled = False
+        self._left -= change.gone
+        if self.application is not None:
+            self.application.generations.adopted(change)
         if self.membership_machine is not None and change.epoch == self.epoch:  # only the last of several at once
             self._update_watchers(self.membership_machine.membership)
 
     def _expelled(self) -> None:
         self.is_expelled = True
+        self._world.successor_laws.died(self.node)
 
     def _stalled(self) -> None:
         self.is_stalled = True
@@ -315,7 +389,7 @@ class SimulatedMember(SimulatedNode):
         self._measure()
         self._check_peers()
         if (
-            self._is_asked
+            self._world.is_manual
             and self.running
             and self.membership_machine is not None
             and self.membership_machine.suspects()
@@ -365,7 +439,7 @@ class SimulatedMember(SimulatedNode):
     def _check_peers(self) -> None:
         for finding in self._detector.tick(self.now()):
             if finding.is_loss:
-                self.handle(PeerLossFound(finding.node, Loss(LossKind.NO_ANSWER, finding.state)))
+                self.lose(finding.node, Loss(LossKind.NO_ANSWER, finding.state))
             elif finding.state == "alive":
                 self.find(finding.node)
         for suspect in list(self.membership_machine.suspects()) if self.membership_machine is not None else ():
@@ -388,9 +462,98 @@ class SimulatedMember(SimulatedNode):
         return self._world.reaches(self.node, node)
 
     def find(self, node: NodeId) -> None:
-        severed = node in self.broken
-        self.broken.discard(node)
-        self.handle(PeerReachable(node, severed))
+        self.handle(PeerReachable(node, node in self._world.links.ends and self._world.links.replace(self.node, node)))
+
+    # -- communicators
+
+    def _do(self, action: MembershipAction | NodeAction) -> None:
+        super()._do(action)
+        if isinstance(action, Investigate):
+            self.investigate(action.node, action.cause)
+        elif self.application is not None:
+            if isinstance(action, StartBuild | OpenGeneration):
+                verb = "builds" if isinstance(action, StartBuild) else "opens"
+                self._world.timeline.record(f"{self.node} {verb} {describe_key(action.key)}, build {action.build}")
+            elif isinstance(action, SetOutcome):
+                self._world.timeline.record(f"{self.node}: {describe_key(action.key)} ends with {action.outcome}")
+            self.application.generations.perform(action)  # type: ignore[arg-type]
+
+    def frame_received(self, sender: NodeId, frame: Frame) -> None:
+        self.when_running(lambda: self._frame_received(sender, frame))
+
+    def _frame_received(self, sender: NodeId, frame: Frame) -> None:
+        if self.application is not None:
+            self.application.generations.frame_received(sender, frame)
+        elif self._program is not None:
+            self._early_frames.append((sender, frame))
+
+    def link_ended(self, peer: NodeId, cause: str, *, left: bool = False) -> None:
+        self.when_running(lambda: self._link_ended(peer, cause, left=left))
+
+    def _link_ended(self, peer: NodeId, cause: str, *, left: bool) -> None:
+        if (
+            left
+            and self.membership_machine is not None
+            and self.membership_machine.membership.rank_of(peer) is not None
+        ):
+            self.left(peer)
+        if self.application is not None:
+            self.application.generations.link_ended(peer)
+        if peer in self.broken and peer not in self._left:
+            self.investigate(peer, cause)
+
+    def left(self, node: NodeId) -> None:
+        """The node said goodbye."""
+        self._left.add(node)
+        self.handle(PeerLossFound(node, _LEFT, willing=True))
+
+    def lose(self, node: NodeId, loss: Loss) -> None:
+        """This node gives up another one."""
+        self.handle(PeerLossFound(node, loss))
+        if node in self._world.links.ends:
+            self._world.links.lose(self.node, node, loss.text)
+
+    def investigate(self, node: NodeId, cause: str) -> None:
+        """Probes a member after a hint, and dials it again if only its link is broken."""
+        machine = self.membership_machine
+        if machine is None or machine.membership.rank_of(node) is None or node in self._investigated:
+            return
+        if node in self._left:
+            self.lose(node, _LEFT)
+            return
+        self._investigated.add(node)
+        seconds, failure = self._world.probe_takes(self.node, node)
+        self._world.timeline.after(seconds, lambda: self.when_running(lambda: self._investigation_ends(node, failure)))
+
+    def _investigation_ends(self, node: NodeId, failure: Loss | None) -> None:
+        self._investigated.discard(node)
+        machine = self.membership_machine
+        if machine is None or machine.membership.rank_of(node) is None:
+            return
+        if failure is not None:
+            self.lose(node, failure)
+        else:
+            self.dial_again(node)
+
+    def dial_again(self, node: NodeId) -> bool:
+        """Whether the link to this node is usable, perhaps as a new one."""
+        if node not in self.broken:
+            return True
+        machine = self.membership_machine
+        if machine is None or machine.membership.rank_of(node) is None or not self.reaches(node):
+            return False
+        self.find(node)
+        return True
+
+    def _probe(self, node: NodeId) -> None:
+        """A probe that finds only the link broken dials again."""
+        seconds, loss = self._world.probe_takes(self.node, node)
+        self._world.timeline.after(seconds, lambda: self.when_running(lambda: self._probed(node, loss)))
+
+    def _probed(self, node: NodeId, loss: Loss | None) -> None:
+        if loss is None:
+            self.dial_again(node)
+        self.handle(ProbeFinished(node, loss))
 
 
 SeedVoterFactory: TypeAlias = Callable[[Membership, Vote | None, bool], SeedVoter]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from nexar.cluster.decisions.membership_machine import MembershipMachine
+from nexar.cluster.decisions.node_machine import NodeMachine
 from nexar.cluster.membership import Change, Membership
-from nexar.testing.simulator.cluster import SimulatedCluster, first_membership, unmet_conditions
-from nexar.testing.simulator.faults import FAULT_SECONDS, FaultInjector
+from nexar.testing.simulator.application import Program
+from nexar.testing.simulator.cluster import (
+    SimulatedCluster,
+    first_membership,
+    majority_lives,
+    present_membership,
+    unmet_communicators,
+    unmet_conditions,
+)
+from nexar.testing.simulator.faults import FAULT_SECONDS, SLOWEST_CLOCK, FaultInjector
 from nexar.testing.simulator.laws import Laws, Violation
 from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, seed_voter
 from nexar.testing.simulator.world import (
@@ -25,6 +33,8 @@ from nexar.testing.simulator.world import (
 from nexar.types import NodeId
 
 SETTLE_TIMEOUT: Final = 180.0  # seconds of virtual time after the last fault
+CALL_BOUND: Final = 1.5 * RECOVERY_TIMEOUT / SLOWEST_CLOCK + 15.0
+"""Seconds after which a call must have ended: the longest wait by the slowest clock, after the loss was noticed."""
 _CHECK_INTERVAL: Final = 2.0
 _MOST_EVENTS: Final = 50_000
 _MOST_EVENTS_EACH: Final = 4_000  # per node: many times the usual
@@ -46,6 +56,13 @@ class SimulationResult:
     """The violated law, or empty."""
     record: tuple[str, ...] = ()
     """The last events, if a law was violated."""
+    concerned: tuple[NodeId, ...] = ()
+    """The nodes that the violation names."""
+
+    @property
+    def law(self) -> str:
+        """The name of the violated law, or empty."""
+        return self.broken.partition(":")[0]
 
     def __str__(self) -> str:
         head = f"seed {self.seed}, {self.nodes} nodes: {self.epochs} epochs, {self.events} events"
@@ -66,55 +83,94 @@ class Simulation:
         machine_factory: MachineFactory | None = None,
         voter_factory: SeedVoterFactory | None = None,
         remembered: int | None = REMEMBERED,
+        only: Collection[int] | None = None,
     ) -> None:
-        """`remembered`: last events kept for a violation; None: all, always."""
+        """`remembered`: last events kept for a violation; None: all, always. `only`: indices of the faults to inject;
+        None: all.
+        """
         self.seed = seed
         self.nodes = nodes
         random = Random(f"{seed}/{nodes}")
         first = first_membership(nodes, random, has_seed=random.random() < 0.9)
         self._keeps_all = remembered is None
+        self._only = only
         self._is_manual = random.random() < 0.15
         self._applied = ChangeCache()
         self._timeline = Timeline(remembered)
         network = SimulatedNetwork(self._timeline, Random(random.getrandbits(64)))
         most = _MOST_EVENTS + nodes * _MOST_EVENTS_EACH
-        world = SimulationContext(self._timeline, network, Laws(first), Random(random.getrandbits(64)), most)
-        self.cluster = SimulatedCluster(
-            world, machine_factory or self._make, voter_factory or seed_voter, asked=self._is_manual
+        world = SimulationContext(
+            self._timeline, network, Laws(first), Random(random.getrandbits(64)), most, self._is_manual
         )
-        self._faults = FaultInjector(self.cluster, Random(random.getrandbits(64)))
+        self.cluster = SimulatedCluster(
+            world, machine_factory or self._make, voter_factory or seed_voter, random_program(random)
+        )
+        self.faults = FaultInjector(self.cluster, Random(random.getrandbits(64)))
 
-    def _make(self, node: NodeId, membership: Membership, random: Random) -> MembershipMachine:
-        return membership_machine(node, membership, random, active=not self._is_manual, apply=self._applied)
+    def _make(self, node: NodeId, membership: Membership, random: Random) -> NodeMachine:
+        return node_machine(node, membership, random, active=not self._is_manual, apply=self._applied)
 
     def run(self) -> SimulationResult:
         try:
             self._execute()
         except Violation as violation:
-            return self._outcome(str(violation))
+            return self._outcome(str(violation), violation.nodes)
         return self._outcome("")
 
     def _execute(self) -> None:
-        self.cluster.form(self._faults.clock)
-        self._faults.plan()
+        self.cluster.form(self.faults.clock)
+        self.faults.plan(self._only)
         self._timeline.run_until(FAULT_SECONDS)
-        self._faults.end()
+        self.faults.end()
         self._settle()
 
     def _settle(self) -> None:
-        end = self._timeline.now + SETTLE_TIMEOUT
-        while (unmet := list(unmet_conditions(self.cluster))) and self._timeline.now < end:
+        """Runs until the cluster has settled and the calls that began during the faults have ended."""
+        calm = self._timeline.now
+        end = calm + SETTLE_TIMEOUT
+        while (unmet := self._unmet(calm)) and self._timeline.now < end:
             self._timeline.run_until(self._timeline.now + _CHECK_INTERVAL)
+            self._check_bound(calm)
+        self._check_memory()
         if unmet:
             more = f" (and {len(unmet) - 3} more)" if len(unmet) > 3 else ""
             raise Violation("a live majority continues, and every node knows its state", "; ".join(unmet[:3]) + more)
 
-    def _outcome(self, broken: str) -> SimulationResult:
+    def _unmet(self, calm: float) -> list[str]:
+        unmet = list(unmet_conditions(self.cluster))
+        if not unmet and self._continues():
+            laws = self.cluster.world.successor_laws
+            unmet = ["a call is pending"] if laws.has_pending(calm + _CHECK_INTERVAL, self._takes_part) else []
+            unmet += unmet_communicators(self.cluster)
+        return unmet
+
+    def _check_memory(self) -> None:
+        for node, member in self.cluster.members.items():
+            if member.node_machine is not None and member.alive and not member.is_expelled:
+                self.cluster.world.successor_laws.check_memory(node, member.node_machine.successor_machine)
+
+    def _continues(self) -> bool:
+        """Whether a majority lives, so that every call must end."""
+        present = present_membership(self.cluster)
+        return present is not None and majority_lives(self.cluster, present)
+
+    def _takes_part(self, node: NodeId) -> bool:
+        member, present = self.cluster.members.get(node), present_membership(self.cluster)
+        is_member = present is not None and present.rank_of(node) is not None
+        return is_member and member is not None and member.running and not member.is_expelled
+
+    def _check_bound(self, calm: float) -> None:
+        """A change starts the time anew."""
+        if self._continues():
+            calm = max(calm, self.cluster.world.laws.last_change)
+            self.cluster.world.successor_laws.overdue(calm, CALL_BOUND, self._takes_part)
+
+    def _outcome(self, broken: str, concerned: tuple[NodeId, ...] = ()) -> SimulationResult:
         timeline = self._timeline
         record = timeline.last if broken or self._keeps_all else ()
         epochs = self.cluster.last.epoch
         return SimulationResult(
-            self.seed, self.nodes, epochs, timeline.events, timeline.now, timeline.digest, broken, record
+            self.seed, self.nodes, epochs, timeline.events, timeline.now, timeline.digest, broken, record, concerned
         )
 
 
@@ -131,16 +187,27 @@ class ChangeCache:
         return self._known[key][1]
 
 
-def membership_machine(
+def random_program(random: Random) -> Program:
+    """What the applications of a run do. In some runs they make more communicators than a node builds at a time."""
+    return Program(
+        seed=random.getrandbits(64),
+        groups=random.choice([0, 0, 0, 1, 3, 24]),
+        splits=random.choice([0.0, 0.2, 0.6]),
+        closes=random.choice([0.0, 0.0, 0.05]),
+        interval=random.choice([0.8, 2.0, 4.0, 8.0]),
+    )
+
+
+def node_machine(
     node: NodeId,
     membership: Membership,
     random: Random,
     *,
     active: bool = True,
     apply: Callable[[Change, Membership], Membership] = Change.apply,
-) -> MembershipMachine:
+) -> NodeMachine:
     """The product's machine."""
-    return MembershipMachine(
+    return NodeMachine(
         node,
         membership,
         recovery_timeout=RECOVERY_TIMEOUT,

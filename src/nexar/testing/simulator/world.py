@@ -14,22 +14,32 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import LONGEST, STEPS_PER_ANSWER
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
     Loss,
     LossKind,
-    MembershipInput,
     MembershipMessage,
     MessageReceived,
     PeerLossFound,
     PeerReachable,
     ProbeFinished,
 )
+from nexar.cluster.decisions.node_machine import NodeInput
+from nexar.cluster.decisions.successor_events import (
+    BeginRequested,
+    BuildFailed,
+    BuildFinished,
+    GenerationKey,
+    MemberNeeded,
+    RevokeReceived,
+)
 from nexar.config import Config
+from nexar.testing.simulator.data_links import DataLinks
 from nexar.testing.simulator.laws import Laws
+from nexar.testing.simulator.successor_laws import SuccessorLaws
 from nexar.types import NodeId
 from nexar.wire.control import Chosen, Suspect
 
@@ -163,7 +173,7 @@ class SimulatedNetwork:
         self._timeline.after(seconds, arrive)
 
 
-def describe_event(node: NodeId, event: MembershipInput) -> str:
+def describe_event(node: NodeId, event: NodeInput) -> str:
     """The record line of an event."""
     match event:
         case MessageReceived(sender=sender, message=message):
@@ -176,9 +186,31 @@ def describe_event(node: NodeId, event: MembershipInput) -> str:
             return f"{node} has probed {probed}: {'it answers' if found is None else found.text}"
         case ChangeRequested():
             joined, left = [each.node for each in event.joined], [each.node for each in event.left]
-            return f"{node} wants {joined} in, {left} out"
+            return f"{node} wants {joined} in, {left} out, {[each % 10**6 for each in event.renewed]} renewed"
         case _:
-            return f"{node}: {type(event).__name__}"
+            return f"{node}{_describe_communicator_event(event)}"
+
+
+def _describe_communicator_event(event: NodeInput) -> str:
+    match event:
+        case RevokeReceived(sender=sender, key=key, rank=rank, closed=closed):
+            return f" ← {sender}: rank {rank} {'closed' if closed else 'revoked'} {describe_key(key)}"
+        case BeginRequested(build=build, communicator=communicator, membership=membership):
+            return f" begins {describe_key(GenerationKey(communicator, membership.epoch))}, build {build}"
+        case BuildFinished(build=build, completed=completed):
+            return f" has finished build {build}: completed {completed}"
+        case BuildFailed(build=build, failure=failure):
+            return f" has failed in build {build}: {failure.kind.name} {list(failure.nodes)}"
+        case MemberNeeded(key=key, node=needed):
+            return f" needs {needed} in {describe_key(key)}"
+        case _:
+            about = getattr(event, "key", None)
+            return f": {type(event).__name__}{f' {describe_key(about)}' if isinstance(about, GenerationKey) else ''}"
+
+
+def describe_key(key: GenerationKey) -> str:
+    """Short, since ids of parts have 63 bits."""
+    return f"c{key.communicator % 10**6}@{key.epoch}"
 
 
 def describe_message(message: MembershipMessage) -> str:
@@ -201,6 +233,10 @@ _SILENCE: Final = Loss(LossKind.NO_ANSWER, "no answer")
 _ENDED: Final = Loss(LossKind.ENDED, "its process has ended")
 
 
+Trap: TypeAlias = Callable[[NodeId, GenerationKey, int], bool]
+"""Called with node, generation and step of a build; returns whether it is done."""
+
+
 class NodeView(Protocol):
     """What one node can observe of another."""
 
@@ -211,6 +247,8 @@ class NodeView(Protocol):
     def running(self) -> bool: ...
 
     def receive(self, sender: NodeId, message: MembershipMessage) -> None: ...
+
+    def handle(self, event: NodeInput) -> None: ...
 
     def heartbeat_received(self, sender: NodeId, epoch: int) -> None: ...
 
@@ -227,7 +265,32 @@ class SimulationContext:
     random: Random
     most_events: int = 1_000_000
     """A run with more events does not settle."""
+    is_manual: bool = False
+    """Members recover only on request."""
     nodes: dict[NodeId, NodeView] = field(default_factory=dict)
+    traps: list[Trap] = field(default_factory=list)
+    """Faults that wait for a step of a build."""
+    notice_loss: float = 0.0
+    """Probability that a notice of a revocation or close is lost."""
+    links: DataLinks = field(init=False)
+    successor_laws: SuccessorLaws = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.links = DataLinks(self.timeline, self.network, Random(self.random.getrandbits(64)))
+        self.laws.now = lambda: self.timeline.now
+        self.successor_laws = SuccessorLaws(self.laws, lambda: self.timeline.now)
+
+    def send_notice(self, source: NodeId, destination: NodeId, notice: RevokeReceived) -> None:
+        """Control messages may be lost or duplicated."""
+        listener = self.nodes.get(destination)
+        if listener is not None and (not self.notice_loss or self.random.random() >= self.notice_loss):
+            self.network.send(source, destination, lambda: listener.handle(notice))
+
+    def build_step(self, node: NodeId, key: GenerationKey, step: int) -> None:
+        """Called before a node sends in a step of a build."""
+        for trap in list(self.traps):
+            if trap(node, key, step) and trap in self.traps:
+                self.traps.remove(trap)
 
     def send(self, source: NodeId, destination: NodeId, message: MembershipMessage) -> None:
         listener = self.nodes.get(destination)

@@ -336,6 +336,7 @@ def test_who_has_a_connection_of_its_own_to_the_peer_asks_over_that() -> None:
     world.wires[0, 1].clear()
     world.dial(0, 2)
     world.nodes[0].relay.tick(1e9)
+    world.nodes[0].relay.flush()  # as its driver does
     ((frame, body),) = world.wires[0, 2]
     header, _ = decode_relay(body)
     assert (frame.kind, header.kind, header.route) == (FrameKind.RELAY, RelayKind.PROBE, (0, 2))

@@ -1,0 +1,238 @@
+"""Builds generations of communicators, together with their other members.
+
+A build is a run (`collectives.executor.Run`): it posts operations and never blocks, so the thread that drives the
+network carries it out, and no thread waits for it. `GenerationBuilder.make` runs one in the calling thread instead.
+The completed calls and the shared memory are agreed on at the same time: neither needs the other's result.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from nexar.cluster.decisions.completion import (
+    UNCONSTRAINED,
+    CompletedCalls,
+    CompletionExchange,
+    CompletionNews,
+    SendNews,
+)
+from nexar.cluster.membership import WORLD, Membership
+from nexar.cluster.mesh import EAGER_WORLD, Mesh, is_open_to_all, open_all, open_first
+from nexar.cluster.node import Node
+from nexar.collectives.call_log import CallLog
+from nexar.collectives.context import CollectiveContext
+from nexar.collectives.executor import Run
+from nexar.collectives.requests import BackgroundCall, PendingCollective
+from nexar.collectives.statistics import KEPT, TRACED
+from nexar.collectives.trace_writer import TraceWriter
+from nexar.communicator.generation import Generation
+from nexar.communicator.shared_memory_setup import SharedMemorySetup, may_share
+from nexar.communicator.status import NodeActivity
+from nexar.config import Config
+from nexar.errors import OperationTimeout, PeerLost, PeerMisbehaved
+from nexar.group import BlockingTask, Group
+from nexar.links.messages import collective_tag
+from nexar.links.operation import cancelling
+from nexar.links.sending import MessageHeader
+from nexar.topology import FULL_MESH
+from nexar.types import AwaitedPeer, NodeId
+from nexar.wire.frame import Space
+from nexar.wire.text import foreign_lines
+
+_NAME: Final = "making the communicator"
+_MISSING: Final = "its part in it: it has not made the same init, split or group, or it waits for another rank itself"
+
+
+def run_blocking(group: Group, run: Run, deadline: float) -> Any:
+    """Run it in this thread and return its result. Raises OperationTimeout at the deadline (time.monotonic)."""
+    try:
+        while True:
+            operations = next(run)
+            if not all(each.done and each.error is None for each in operations):
+                group.wait(operations, deadline)
+    except StopIteration as stop:
+        return stop.value
+    except OperationTimeout as late:
+        raise build_timeout(late.waiting_for, late.timeout) from late
+    finally:
+        run.close()
+
+
+def build_timeout(waiting_for: Sequence[AwaitedPeer] | str, timeout: float) -> OperationTimeout:
+    """The error of the user's call that makes the communicator."""
+    if not isinstance(waiting_for, str):
+        waiting_for = [replace(peer, missing=_MISSING) for peer in waiting_for]
+    return OperationTimeout(operation=_NAME, waiting_for=waiting_for, timeout=timeout)
+
+
+# -- completed calls
+
+
+# No collective has this number.
+SEQUENCE: Final = (1 << 64) - 2
+_NEWS: Final = struct.Struct("<qqq")
+
+
+def exchange_completed(group: Group, mine: CompletedCalls, deadline: float) -> Run:
+    """The run returns the last call that all members completed, as CompletionExchange does, once all take part."""
+    exchange = CompletionExchange(group.rank, group.size, mine)
+    sends = exchange.start()
+    while sends:  # one for each step
+        news = yield from _exchange(group, sends[0], deadline)
+        sends = exchange.received(sends[0].step, news)
+    assert exchange.result is not None
+    return exchange.result
+
+
+def _exchange(group: Group, sent: SendNews, deadline: float) -> Run:
+    yield (group.post_open([sent.rank], deadline),)
+    step = sent.step
+    receive = group.post_receive(sent.source, None, space=Space.COLLECTIVE, tag=collective_tag(SEQUENCE, step))
+    with cancelling([receive]):
+        about = MessageHeader(space=Space.COLLECTIVE, sequence=SEQUENCE, step=step)
+        yield group.post_send(sent.rank, memoryview(_NEWS.pack(*sent.news)), deadline, about=about), receive
+    received = bytes(receive.into or b"")
+    if len(received) != _NEWS.size:
+        raise PeerMisbehaved(rank=sent.source, what="it sent an invalid message while the communicator was made")
+    return CompletionNews(*_NEWS.unpack(received))
+
+
+# -- generations
+
+
+class GenerationBuilder:
+    """Builds this node's generations. Any thread."""
+
+    def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
+        self.config = config
+        self.me: Final = node.id
+        self._node = node
+        self._mesh = mesh
+        self._activity = NodeActivity(node.progress)
+
+    def lose(self, node: NodeId, cause: str) -> None:
+        """Fail operations that wait for a former member. Its earlier messages can still be received; if some may still
+        arrive, the end of its link fails them instead.
+        """
+        if self._mesh.quiet_leavers.has(node):
+            return
+        router = self._mesh.router
+        with router.lock:
+            router.lose(node, PeerLost(node=node, cause=foreign_lines(cause)))
+        router.deferred_io.flush()
+        self._node.progress.wake()  # a waiter may be the driver, asleep
+
+    def group(self, membership: Membership, communicator: int) -> Group:
+        """Open the group of a generation to be built; closing it aborts the build. Its number is the membership's
+        epoch. The caller closes it if it does not start the build.
+        """
+        return Group(self._node, self._mesh, membership, communicator, membership.epoch)
+
+    def make(
+        self,
+        membership: Membership,
+        communicator: int,
+        deadline: float,
+        completed: CompletedCalls | None = None,
+        begun: Callable[[Group], None] | None = None,
+    ) -> tuple[Generation, int]:
+        """Build it in this thread, as `run`. `begun` gets the group first. Raises PeerLost or OperationTimeout."""
+        group = self.group(membership, communicator)
+        try:
+            if begun is not None:
+                begun(group)
+        except BaseException:
+            group.close()
+            raise
+        made: tuple[Generation, int] = run_blocking(group, self.run(group, deadline, completed), deadline)
+        return made
+
+    def start(
+        self,
+        membership: Membership,
+        communicator: int,
+        completed: CompletedCalls,
+        *,
+        timeout: float,
+        begun: Callable[[Group], None],
+        finished: Callable[[Generation, int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Build it while others drive, as `run`. `begun` gets the group. Then `finished` is called with the result, or
+        `failed`, at the latest after `timeout` seconds with OperationTimeout: by this thread, the driver or the control
+        loop. None of them may block.
+        """
+        group, deadline = self.group(membership, communicator), time.monotonic() + timeout
+        begun(group)
+        builds: list[BackgroundCall] = []
+
+        def end(error: BaseException | None) -> BaseException | None:
+            timer.cancel()
+            if error is not None:
+                failed(error)
+            return error
+
+        def expire(_: float) -> None:
+            for build in builds:
+                build.fail(build_timeout(build.awaited_peers(), timeout))
+
+        timer = self._node.control_loop.call_at(deadline, expire)
+        work = PendingCollective(self.run(group, deadline, completed), None, end, _NAME)
+        builds.append(BackgroundCall(self._node.progress, work.map_result(lambda made: finished(*made))))
+        self._node.progress.drive_in_background()
+
+    def run(self, group: Group, deadline: float, completed: CompletedCalls | None) -> Run:
+        """The run returns the generation and the last call that all members completed in the one before; `completed` is
+        this member's. A run that does not end leaves nothing behind and has closed the group.
+        """
+        with ExitStack() as undo:
+            undo.callback(group.close)
+            yield from self._open_links(group, deadline)
+            call_log = self._call_log(group, undo)
+            sharing = SharedMemorySetup(group, deadline)
+            undo.callback(sharing.close)
+            with cancelling([setup := self._start_sharing(group, sharing, call_log)]):
+                least = UNCONSTRAINED
+                if completed is not None:
+                    least = yield from exchange_completed(group, completed, deadline)
+                yield (setup,)
+            context = CollectiveContext(group, self.config, call_log, setup.value(), shared=sharing.shared)
+            undo.callback(context.scratch.close)
+            return Generation(context, undo.pop_all().close), least
+
+    def _open_links(self, group: Group, deadline: float) -> Run:
+        """Later memberships of large worlds open links on first use."""
+        epoch, size = group.membership.epoch, group.size
+        if group.communicator != WORLD or not self._node.has_remote_peers or (epoch > 1 and size > EAGER_WORLD):
+            return
+        if epoch == 1:
+            yield (BlockingTask(self._node, partial(open_first, self._mesh, self.config.topology, deadline)),)
+        elif not is_open_to_all(self._mesh):
+            yield (BlockingTask(self._node, partial(open_all, self._mesh, deadline)),)
+
+    def _call_log(self, group: Group, undo: ExitStack) -> CallLog:
+        directory = self.config.trace_dir
+        kept = KEPT if directory is None else TRACED
+        call_log = CallLog(group, kept=kept, other_activity=self._activity.outside_of)
+        self._activity.add(call_log)
+        undo.callback(self._activity.remove, call_log)
+        if directory is not None:
+            undo.callback(TraceWriter(directory, group, call_log).write)
+        undo.callback(call_log.close)
+        return call_log
+
+    def _start_sharing(self, group: Group, sharing: SharedMemorySetup, call_log: CallLog) -> BackgroundCall:
+        # The topology of other communicators is not known, so their links are checked.
+        topology = self.config.topology if group.communicator == WORLD else FULL_MESH
+        run = sharing.agree(call_log) if may_share(group.membership, topology) else _nothing()
+        return BackgroundCall(self._node.progress, PendingCollective(run, None, lambda error: error, _NAME))
+
+
+def _nothing() -> Run:
+    yield from ()

@@ -1,0 +1,128 @@
+"""Outcomes of generations as exceptions, and exceptions of builds as failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from nexar.cluster.decisions.successor_events import (
+    BuildFailure,
+    BuildFailureKind,
+    Outcome,
+    QuorumLost,
+    RecoveryTimedOut,
+    RevokedBy,
+    Superseded,
+    Terminated,
+    TerminationKind,
+)
+from nexar.cluster.membership import Membership
+from nexar.communicator.generation import Generation
+from nexar.config import Config
+from nexar.errors import (
+    LinkClosed,
+    MembershipChanged,
+    NexarError,
+    NoQuorum,
+    OperationTimeout,
+    PeerError,
+    PeerLost,
+    RecoveryTimeout,
+    Revoked,
+    UsageError,
+)
+from nexar.types import NodeId, Rank
+
+CLOSED: Final = "this node is closed; make a new one with nexar.init()"
+
+
+class LocalRank(NamedTuple):
+    """This node in one communicator."""
+
+    rank: Rank
+    membership: Membership
+
+
+TerminationError: TypeAlias = Callable[[LocalRank], NexarError]
+"""Why this node ended all communicators, for one of them."""
+
+
+def error_of(
+    outcome: Outcome,
+    generation: Generation,
+    config: Config,
+    *,
+    successor: Any = None,
+    end: TerminationError | None = None,
+) -> NexarError:
+    """What calls on this generation raise. `successor`: the communicator that follows if it is superseded. `end`: the
+    error of a termination by other than closing.
+    """
+    match outcome:
+        case Superseded():
+            return _superseded(outcome, generation, config, successor)
+        case QuorumLost(alive, needed, left):
+            return NoQuorum(alive=list(alive), needed=needed, left=list(left))
+        case RecoveryTimedOut(missing):
+            return RecoveryTimeout(missing_votes=missing, timeout=config.recovery_timeout)
+        case RevokedBy(rank, reason, closed):
+            return Revoked(communicator=str(generation.communicator), reason=reason, rank=rank, closed=closed)
+        case Terminated(kind):
+            if kind is TerminationKind.CLOSED or end is None:
+                return UsageError(CLOSED)
+            return end(LocalRank(generation.group.rank, generation.membership))
+
+
+def _superseded(outcome: Superseded, generation: Generation, config: Config, successor: Any) -> NexarError:
+    """Under the manual policy the user asks for the successor: the error says how."""
+    if config.recovery_policy != "manual":
+        return MembershipChanged(
+            communicator=successor, lost=dict(outcome.lost), joined=outcome.joined, completed_by_all=outcome.completed
+        )
+    rank = next(iter(outcome.lost), None)
+    return PeerLost(
+        rank=rank,
+        node=None if rank is None else generation.membership.members[rank].node,
+        cause="its link was lost" if rank is None else outcome.lost[rank],
+        remedy="the others continued: comm.shrink() gives the next communicator",
+    )
+
+
+def build_overtaken() -> LinkClosed:
+    """Return the error of a build overtaken by a change."""
+    return LinkClosed(owner="the communicator that was being made")
+
+
+def error_of_failure(failure: BuildFailure, membership: Membership) -> NexarError:
+    """What an aborted or rejected build of this membership raises."""
+    if failure.kind is not BuildFailureKind.PEER_LOST:
+        return build_overtaken()
+    node = failure.nodes[0]
+    return PeerLost(rank=membership.rank_of(node), node=node, cause=failure.cause)
+
+
+def failure_of(error: BaseException) -> BuildFailure:
+    """Why a build did not finish, and the members that it missed."""
+    match error:
+        case PeerLost(node=int(node)):
+            return BuildFailure(BuildFailureKind.PEER_LOST, (node,), error.cause)
+        case LinkClosed():
+            return BuildFailure(BuildFailureKind.OVERTAKEN)
+        case OperationTimeout():
+            peers = () if isinstance(error.waiting_for, str) else error.waiting_for
+            return BuildFailure(BuildFailureKind.TIMED_OUT, tuple(each.node for each in peers if each.node is not None))
+        case PeerError(node=int(node)):
+            return BuildFailure(BuildFailureKind.FAULT, (node,))
+    return BuildFailure(BuildFailureKind.FAULT)
+
+
+def member_of(generation: Generation, error: BaseException) -> NodeId | None:
+    """The member that the error names as lost, or None. If this side closed the link, that member left the world:
+    nothing else closes links of open communicators.
+    """
+    if not isinstance(error, (PeerLost, LinkClosed)):
+        return None
+    node = error.node
+    if node is None and error.rank is not None and error.rank < generation.group.size:
+        node = generation.membership.members[error.rank].node
+    return node if node in generation.nodes else None

@@ -1,0 +1,292 @@
+"""What the users of a simulated node do: make communicators, call, close, revoke and continue after losses.
+
+All members follow the same program, as collectives require: which calls split a communicator, and after which calls it
+is closed, is a function of the run and of the generation. After Superseded a node continues on the successor. Like
+`resilient`, it gives up the communicators that it made with calls that not all members completed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Protocol
+
+from nexar.cluster.decisions.membership_events import ChangeRequested, RecoverNow
+from nexar.cluster.decisions.successor_events import (
+    BuildFailure,
+    BuildFailureKind,
+    GenerationKey,
+    MemberNeeded,
+    QuorumLost,
+    RecoveryTimedOut,
+    Released,
+    RevokedBy,
+    RevokeRequested,
+    Superseded,
+)
+from nexar.cluster.membership import WORLD, Membership
+from nexar.testing.simulator.generations import CallResult, Generations, Host, PeerLossError, SimulatedGeneration
+from nexar.testing.simulator.world import RECOVERY_TIMEOUT, SimulationContext
+from nexar.types import NodeId, Rank
+
+_SHRINK_INTERVAL: Final = 1.0
+_SHRINK_SECONDS: Final = 2 * RECOVERY_TIMEOUT  # after which the user gives up a communicator
+_SPLIT, _GROUP = range(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What all members do in one run."""
+
+    seed: int
+    groups: int = 0
+    """Small communicators that the members make in the first call, perhaps more than a node builds at a time."""
+    splits: float = 0.3
+    """Probability that a call on the world also splits it."""
+    closes: float = 0.02
+    """Probability that a communicator is closed after a call."""
+    interval: float = 2.5
+    """Seconds between two calls."""
+
+    def parts(self, generation: SimulatedGeneration, number: int) -> Iterator[tuple[int, tuple[Rank, ...]]]:
+        """Id and ranks of each communicator that this call makes."""
+        key, size = generation.key, generation.size
+        random = Random(f"{self.seed}/split/{key}/{number}")
+        if key.communicator != WORLD or generation.is_broadcast(number):
+            return
+        if number == 0 and generation.membership.epoch == 1:
+            for occasion in range(self.groups):
+                ranks = tuple(sorted(random.sample(range(size), min(size, random.randint(2, 6)))))
+                yield part_id(key, _GROUP, occasion, ranks), ranks
+        if number <= 3 and random.random() < self.splits:
+            colors = random.choice([1, 2, 2, max(1, size // 3)])
+            for color in range(colors):
+                ranks = tuple(rank for rank in range(size) if rank % colors == color)
+                yield part_id(key, _SPLIT, number, ranks), ranks
+
+    def pause(self, key: GenerationKey, number: int) -> float:
+        """Seconds after this call."""
+        return self.interval * (0.5 + Random(f"{self.seed}/pause/{key}/{number}").random())
+
+    def closes_after(self, key: GenerationKey, number: int) -> bool:
+        return key.communicator != WORLD and Random(f"{self.seed}/close/{key}/{number}").random() < self.closes
+
+
+def part_id(key: GenerationKey, kind: int, occasion: int, ranks: tuple[Rank, ...]) -> int:
+    """As `nexar.communicator.communicator.subgroup_id`: all its members know these facts."""
+    facts = (key.communicator, key.epoch, kind, occasion, *ranks)
+    digest = hashlib.sha256(b"".join(fact.to_bytes(8, "little") for fact in facts)).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class _Task:
+    """One communicator of this node."""
+
+    def __init__(self, generation: SimulatedGeneration, made_by: tuple[GenerationKey, int] | None) -> None:
+        self.generation = generation
+        self.made_by = made_by  # the call on the world that made it
+        self.shrinks_until: float | None = None
+        self.turn = 0  # an older scheduled turn is void
+
+
+class Member(Host, Protocol):
+    """What the application uses of its node."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def suspects(self) -> frozenset[NodeId]: ...
+
+    def is_concerned(self, key: GenerationKey) -> bool:
+        """A decided change gives it a successor that is not given up."""
+
+
+class Application:
+    """The users of one node."""
+
+    def __init__(self, world: SimulationContext, member: Member, program: Program, random: Random) -> None:
+        self._world = world
+        self._member = member
+        self._program = program
+        self._random = random
+        self.generations = Generations(world, member, self)
+        self._tasks: dict[int, _Task] = {}
+        self._made_by: dict[int, tuple[GenerationKey, int]] = {}
+
+    def start(self, membership: Membership) -> None:
+        """Makes the world's communicator."""
+        self.generations.begin(WORLD, membership)
+
+    def generation_keys(self) -> list[GenerationKey]:
+        """The generations in use."""
+        return [task.generation.key for task in self._tasks.values()]
+
+    def usable(self, communicator: int) -> GenerationKey | None:
+        """The generation in use; None if calls on it raise."""
+        task = self._tasks.get(communicator)
+        return None if task is None or task.generation.outcome is not None else task.generation.key
+
+    # -- called by Generations
+
+    def opened(self, generation: SimulatedGeneration) -> None:
+        communicator = generation.key.communicator
+        if communicator not in self._tasks:
+            task = self._tasks[communicator] = _Task(generation, self._made_by.pop(communicator, None))
+            self._schedule(task, self._pause(task.generation))
+
+    def begin_failed(self, communicator: int, membership: Membership, failure: BuildFailure) -> None:
+        """A joiner tries again with the next membership, as `begin_world` does."""
+        self._made_by.pop(communicator, None)
+        if communicator == WORLD and failure.kind is not BuildFailureKind.REJECTED:
+            if failure.kind is BuildFailureKind.PEER_LOST and not self._world.is_manual:
+                key = GenerationKey(WORLD, membership.epoch)
+                self._member.handle(MemberNeeded(key, failure.nodes[0], failure.cause, membership))
+            self._member.after(0.2, lambda: self._begin_again(membership))
+
+    def _begin_again(self, membership: Membership) -> None:
+        newer = self._world.laws.generation_after(WORLD, membership, self._member.epoch)
+        if newer is None:
+            self._member.after(0.5, lambda: self._begin_again(membership))
+        else:
+            self.generations.begin(WORLD, newer, after=membership.epoch)
+
+    def call_ended(self, generation: SimulatedGeneration, number: int, result: CallResult) -> None:
+        task = self._tasks.get(generation.key.communicator)
+        if task is None or task.generation is not generation:
+            return
+        if result is None:
+            self._completed(task, number)
+        elif isinstance(result, RevokedBy) and result.closed:
+            self._close(task)
+        else:
+            if isinstance(result, PeerLossError) and self._world.is_manual:
+                task.shrinks_until = self._world.timeline.now + _SHRINK_SECONDS
+            self._schedule(task, 0.05 * self._random.random())
+
+    def _completed(self, task: _Task, number: int) -> None:
+        generation = task.generation
+        for communicator, ranks in self._program.parts(generation, number):
+            if generation.rank in ranks:
+                self._made_by[communicator] = (generation.key, number)
+                self.generations.begin(communicator, _members_of(generation.membership, ranks))
+        if self._program.closes_after(generation.key, number):
+            self._close(task)
+        else:
+            self._schedule(task, self._pause(task.generation))
+
+    # -- turns
+
+    def _pause(self, generation: SimulatedGeneration) -> float:
+        """Members compute about equally long between two calls."""
+        return self._program.pause(generation.key, generation.completed) + 0.3 * self._random.random() ** 2
+
+    def _schedule(self, task: _Task, seconds: float) -> None:
+        task.turn += 1
+        turn = task.turn
+        self._member.after(seconds, lambda: self._take_turn(task, turn))
+
+    def _take_turn(self, task: _Task, turn: int) -> None:
+        if task.turn != turn or self._tasks.get(task.generation.key.communicator) is not task:
+            return
+        generation = task.generation
+        match generation.outcome:
+            case None if task.shrinks_until is not None:
+                self._shrink(task)
+            case None:
+                self.generations.call(generation)
+            case Superseded() as superseded:
+                self._continue(task, superseded)
+            case RevokedBy(closed=True):
+                self._close(task)
+            case RevokedBy() | QuorumLost() | RecoveryTimedOut():
+                self._shrink(task)
+            case _:
+                self._terminated(task)
+
+    def _terminated(self, task: _Task) -> None:
+        """The user still tries to make a communicator."""
+        key, ranks = task.generation.key, (task.generation.rank,)
+        del self._tasks[key.communicator]
+        self.generations.begin(part_id(key, _GROUP, 0, ranks), _members_of(task.generation.membership, ranks))
+
+    def _continue(self, task: _Task, superseded: Superseded) -> None:
+        old, new = task.generation, self.generations.find(superseded.successor)
+        if old.key.communicator == WORLD:
+            self._roll_back(old.key, superseded.completed)
+        if new is None:
+            self._tasks.pop(old.key.communicator, None)  # the laws report it
+            return
+        task.generation, task.shrinks_until = new, None
+        self._member.after(self._random.choice([0.0, 1.0, 20.0]), lambda: self._release(old))
+        self._schedule(task, 0.05 * self._random.random())  # it repeats the call
+
+    def _release(self, generation: SimulatedGeneration) -> None:
+        self.generations.release(generation)
+        self._member.handle(Released(generation.key))
+
+    def _roll_back(self, key: GenerationKey, completed: int | None) -> None:
+        """Gives up communicators that not all members made."""
+        last = -1 if completed is None else completed
+        for task in list(self._tasks.values()):
+            if task.made_by is not None and task.made_by[0] == key and task.made_by[1] > last:
+                self._close(task)
+
+    # -- requests
+
+    def _shrink(self, task: _Task) -> None:
+        """Asks for a successor until it comes, as `shrink()` does."""
+        generation, now = task.generation, self._world.timeline.now
+        if task.shrinks_until is None:
+            task.shrinks_until = now + _SHRINK_SECONDS
+        if now >= task.shrinks_until and generation.key.communicator != WORLD:
+            self._close(task)
+            return
+        nodes = {member.node for member in generation.membership.members}
+        if self._member.suspects() & nodes:
+            self._member.handle(RecoverNow())
+        elif not self._member.is_concerned(generation.key):
+            renewed = (generation.key.communicator,)
+            self._member.handle(ChangeRequested(renewed=renewed, epoch=self._member.epoch))
+        self._schedule(task, _SHRINK_INTERVAL)
+
+    def _close(self, task: _Task) -> None:
+        if task.generation.key.communicator == WORLD:
+            return
+        self._tasks.pop(task.generation.key.communicator, None)
+        generation = task.generation
+        if isinstance(generation.outcome, Superseded):  # nothing refers to the successor, so it is closed too
+            newest = self.generations.find(generation.outcome.successor)
+            self._release(generation)
+            generation = newest or generation
+        self.generations.close(generation)
+
+    def close_one(self, random: Random) -> bool:
+        """The user closes a communicator although the others go on."""
+        parts = [task for each, task in self._tasks.items() if each != WORLD]
+        if parts:
+            self._close(random.choice(parts))
+        return bool(parts)
+
+    def close_communicator(self, communicator: int) -> bool:
+        task = self._tasks.get(communicator)
+        if task is not None:
+            self._close(task)
+        return task is not None and communicator != WORLD
+
+    def revoke_one(self, random: Random) -> None:
+        if self._tasks:
+            self.revoke(random.choice(list(self._tasks.values())).generation.key)
+
+    def revoke(self, key: GenerationKey) -> None:
+        self._member.handle(RevokeRequested(key, "the user revokes it"))
+
+    def shrink_one(self, random: Random) -> None:
+        """The user asks for a successor of a communicator in use."""
+        if self._tasks:
+            self._shrink(random.choice(list(self._tasks.values())))
+
+
+def _members_of(membership: Membership, ranks: tuple[Rank, ...]) -> Membership:
+    return Membership(membership.cluster, membership.epoch, tuple(membership.members[rank] for rank in ranks))

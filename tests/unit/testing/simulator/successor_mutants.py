@@ -1,0 +1,297 @@
+"""Machines about successors that are broken on purpose, at least one for each law of `successor_laws`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from nexar.cluster.decisions import generation_state, successor_machine
+from nexar.cluster.decisions.change_history import ChangeHistory, ClosedCommunicators, EarlyNotices
+from nexar.cluster.decisions.completion import CompletionExchange, CompletionNews
+from nexar.cluster.decisions.generation_state import OpenedGeneration, interrupt
+from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
+from nexar.cluster.decisions.successor_events import (
+    AdoptMembership,
+    GenerationKey,
+    Interrupt,
+    OpenGeneration,
+    Released,
+    RevokeReceived,
+    SetOutcome,
+    StartBuild,
+    SuccessorAction,
+    Superseded,
+)
+from nexar.cluster.decisions.successor_machine import SuccessorMachine
+from nexar.cluster.membership import Change, Membership
+from nexar.testing.simulator import Simulation, SimulationResult
+from tests.unit.testing.simulator.mutants import Running
+
+
+def _patched(place: Any, name: str, instead: object) -> Running:
+    def run(seed: int, nodes: int) -> SimulationResult:
+        with patch.object(place, name, instead):
+            return Simulation(seed, nodes).run()
+
+    return run
+
+
+def _acts(change: Callable[[list[SuccessorAction]], list[SuccessorAction]]) -> Running:
+    """The actions of every step of SuccessorMachine are changed."""
+    step = SuccessorMachine.step
+    return _patched(SuccessorMachine, "step", lambda self, event, now: change(step(self, event, now)))
+
+
+# -- same members
+
+
+def _drops_last(self: ChangeHistory, communicator: int, membership: Membership) -> Membership | None:
+    """The next generation lacks the last of its members."""
+    found = _following(self, communicator, membership)
+    return found if found is None or found.size == 1 else replace(found, members=found.members[:-1])
+
+
+_following = ChangeHistory.following
+
+
+def _keeps_first_target(self: SuccessorMachine, change: Change) -> list[SuccessorAction]:
+    """A newer change does not change the target of a generation that already has one."""
+    actions: list[SuccessorAction] = []
+    for each in self._open.values():
+        if change.concerns(each.key.communicator, each.nodes):
+            each.target = each.target or self._history.following(each.key.communicator, each.membership)
+            actions += interrupt(each)
+    return actions
+
+
+# -- fenced
+
+
+def _reopens(actions: list[SuccessorAction]) -> list[SuccessorAction]:
+    """A successor is opened under the key of the old generation."""
+    return [
+        replace(each, key=each.old) if isinstance(each, OpenGeneration) and each.old is not None else each
+        for each in actions
+    ]
+
+
+# -- all or nobody
+
+
+def _early_result(self: CompletionExchange) -> int | None:
+    """The exchange ends one step too early."""
+    return None if 2 * self._distance < self._size else self._known.least
+
+
+# -- one successor
+
+
+def _outcome_first(actions: list[SuccessorAction]) -> list[SuccessorAction]:
+    """Calls are told of a successor before it is open."""
+    return sorted(actions, key=lambda each: not (isinstance(each, SetOutcome) and isinstance(each.outcome, Superseded)))
+
+
+def _forgets_ancestors(actions: list[SuccessorAction]) -> list[SuccessorAction]:
+    """Only the direct ancestor leads to the newest successor."""
+    direct = {each.old for each in actions if isinstance(each, OpenGeneration)}
+    return [
+        each
+        for each in actions
+        if not (isinstance(each, SetOutcome) and isinstance(each.outcome, Superseded)) or each.key in direct
+    ]
+
+
+# -- completed
+
+
+def _most(self: CompletionNews, other: CompletionNews) -> CompletionNews:
+    """The last call that any member completed."""
+    return CompletionNews(max(self.least, other.least), min(self.oldest, other.oldest), max(self.newest, other.newest))
+
+
+def _mixed(self: CompletionExchange) -> int | None:
+    """Call numbers of different generations are compared."""
+    return None if self._distance < self._size else self._known.least
+
+
+# -- exact
+
+_supersede = generation_state.supersede
+
+
+# -- undisturbed
+
+
+def _interrupts_all(self: SuccessorMachine, change: Change) -> list[SuccessorAction]:
+    """Every change ends every generation."""
+    actions = _interrupt_concerned(self, change)
+    return actions + [action for each in self._open.values() for action in interrupt(each)]
+
+
+def _interrupts_quiet(self: SuccessorMachine, change: Change) -> list[SuccessorAction]:
+    """A quiet departure ends calls, although nobody needs the departed member."""
+    actions = _interrupt_concerned(self, change)
+    left = (each for each in self._open.values() if not change.gone.isdisjoint(each.nodes))
+    return actions + [action for each in left for action in interrupt(each)]
+
+
+_interrupt_concerned = SuccessorMachine._interrupt_concerned
+
+
+# -- everybody stops together
+
+
+def _adopts_first(self: NodeMachine, first: Any, now: float) -> list[NodeAction]:
+    """Links close before the calls of a generation end."""
+    order = {AdoptMembership: 0, Interrupt: 1}
+    return sorted(_follow_actions(self, first, now), key=lambda each: order.get(type(each), 2))
+
+
+_follow_actions = NodeMachine._follow
+
+
+# -- nobody waits
+
+
+def _goes_on_after_close(self: SuccessorMachine, key: GenerationKey) -> list[SuccessorAction]:
+    """The machine takes no notice of the user's close."""
+    return []
+
+
+# -- bounded
+
+
+def _keeps_released(self: SuccessorMachine, event: Any, now: float) -> list[SuccessorAction]:
+    """What the user released stays."""
+    return [] if isinstance(event, Released) else _handle(self, event, now)
+
+
+_handle = SuccessorMachine._handle
+
+
+# -- revocations
+
+
+def _follows_anybody(self: SuccessorMachine, each: OpenedGeneration, notice: RevokeReceived) -> list[SuccessorAction]:
+    """A notice counts whoever sends it."""
+    if notice.closed:
+        return self._closed_by(each, each.membership.members[notice.rank].node)
+    return self._revoke(each, notice.rank, notice.reason)
+
+
+def _follows_in_own_name(
+    self: SuccessorMachine, each: OpenedGeneration, notice: RevokeReceived
+) -> list[SuccessorAction]:
+    """A member may revoke in the name of the receiver."""
+    if notice.closed or each.membership.rank_of(notice.sender) is None:
+        return []
+    return self._revoke(each, notice.rank, notice.reason)
+
+
+# -- terminated
+
+
+def _continues_expelled(self: SuccessorMachine, event: Any, now: float) -> list[SuccessorAction]:
+    """An expelled node ends its calls, and then goes on."""
+    actions = _step(self, event, now)
+    self.terminated = None
+    return actions
+
+
+_step = SuccessorMachine.step
+
+
+# -- calls end
+
+
+def _loses_needs(self: SuccessorMachine) -> list[SuccessorAction]:
+    """A need for a member that left is never requested."""
+    return []
+
+
+def _drops_decisions(self: SuccessorMachine, event: Any, now: float) -> list[SuccessorAction]:
+    """A change interrupts, but no successor is built."""
+    return [each for each in _step(self, event, now) if not isinstance(each, StartBuild) or each.old is None]
+
+
+SUCCESSOR_MUTANTS: dict[str, tuple[Running, str | tuple[str, ...], int]] = {
+    "a successor lacks its last member": (_patched(ChangeHistory, "following", _drops_last), "same members", 20),
+    "an older target is kept": (
+        _patched(SuccessorMachine, "_interrupt_concerned", _keeps_first_target),
+        "a live majority continues",
+        60,
+    ),
+    "a successor has the old key": (_acts(_reopens), "fenced", 20),
+    "the exchange ends a step early": (_patched(CompletionExchange, "result", property(_early_result)), "all or", 40),
+    "outcomes come before the successor": (_acts(_outcome_first), "one successor", 20),
+    "ancestors are forgotten": (_acts(_forgets_ancestors), "one successor", 60),
+    "completed by one is enough": (_patched(CompletionNews, "merged", _most), "completed", 60),
+    "the reasons of losses are left out": (
+        _patched(successor_machine, "supersede", lambda *a: replace(_supersede(*a), lost={})),
+        "exact",
+        20,
+    ),
+    "joiners are left out": (
+        _patched(successor_machine, "supersede", lambda *a: replace(_supersede(*a), joined=())),
+        "exact",
+        60,
+    ),
+    "every change is agreed": (
+        _patched(successor_machine, "supersede", lambda *a: replace(_supersede(*a), agreed=True)),
+        "exact",
+        20,
+    ),
+    "every change ends all calls": (
+        _patched(SuccessorMachine, "_interrupt_concerned", _interrupts_all),
+        "undisturbed",
+        40,
+    ),
+    "quiet departures end calls": (
+        _patched(SuccessorMachine, "_interrupt_concerned", _interrupts_quiet),
+        "undisturbed",
+        60,
+    ),
+    "links close before calls end": (_patched(NodeMachine, "_follow", _adopts_first), "everybody stops together", 20),
+    "a close is ignored": (_patched(SuccessorMachine, "_close", _goes_on_after_close), ("bounded", "nobody waits"), 60),
+    "nobody is told of a close": (
+        _patched(ClosedCommunicators, "concerned", lambda *_: []),
+        "nobody waits for who closed",
+        100,
+    ),
+    "builds are not aborted": (
+        _patched(SuccessorMachine, "_abort_builds", lambda *_: []),
+        "nobody waits for who left",
+        60,
+    ),
+    "builds are not limited": (_patched(successor_machine, "MAX_BUILDS", 10_000), "bounded", 300),
+    "failed builds are repeated": (
+        _patched(OpenedGeneration, "_is_current", lambda *_: False),
+        "bounded",
+        100,
+    ),
+    "released generations are kept": (_patched(SuccessorMachine, "_handle", _keeps_released), "bounded", 40),
+    "early notices are lost": (_patched(EarlyNotices, "take", lambda *_: []), "not handed out", 300),
+    "anybody may revoke": (_patched(SuccessorMachine, "_follow", _follows_anybody), "revocations are honest", 100),
+    "others revoke in this node's name": (
+        _patched(SuccessorMachine, "_follow", _follows_in_own_name),
+        "revocations are honest",
+        200,
+    ),
+    "expelled nodes continue": (
+        _patched(SuccessorMachine, "step", _continues_expelled),
+        "a terminated node takes no part",
+        200,
+    ),
+    "needs are not requested": (_patched(SuccessorMachine, "_ask_renewal", _loses_needs), "calls end", 100),
+    "no successor is built": (_patched(SuccessorMachine, "step", _drops_decisions), "calls end", 20),
+}
+"""What is broken; the law by which it is found; and within how many seeds."""
+
+RARE_MUTANTS: dict[str, tuple[Running, str, range]] = {
+    "numbers of two generations are compared": (
+        _patched(CompletionExchange, "result", property(_mixed)),
+        "completed",
+        range(600, 1000),
+    ),
+}
+"""As above, with the seeds to try: few histories show it."""

@@ -246,8 +246,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
     """
 
     def close_part(generation: Generation) -> None:
-        generation.group.leave()
-        generation.context.call_log.leave()
+        generation.leave()
         runtime.successors.forget(generation)
 
     def drop_part(generation: Generation) -> None:

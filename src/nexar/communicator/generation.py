@@ -85,6 +85,11 @@ class Generation:
         # Set on interruption, for work on its behalf that is not a call.
         self.cancel_token: Final = CancelToken()
 
+    def leave(self) -> None:
+        """Tell the members that this one makes no call on it any more. Close it next. Never blocks."""
+        self.group.leave()
+        self.context.call_log.leave()
+
     def close(self) -> None:
         """Free its resources. Idempotent, also during the hand-over to its successor."""
         with self._closing:

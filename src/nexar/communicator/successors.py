@@ -1,8 +1,8 @@
 """The generations of one node: feeds events to SuccessorMachine and performs its actions.
 
-Invariants: the lock orders the events. Actions are performed in that order, one at a time, without the lock, by
-whichever thread finds no other performing. Those after AdoptMembership wait until the mesh has the membership, so
-builds find the links of their members. No generation is used before it is open here.
+Invariants: the lock orders the events. Actions are performed in that order, without the lock (`ActionQueue`). Those
+after AdoptMembership wait until the mesh has the membership, so builds find the links of their members. No generation
+is used before it is open here.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ from nexar.cluster.decisions.successor_events import (
 )
 from nexar.cluster.decisions.successor_machine import SuccessorMachine
 from nexar.cluster.membership import Change, Membership
+from nexar.communicator.action_queue import ActionQueue
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation, GenerationOutcome
 from nexar.communicator.generation_builder import GenerationBuilder
@@ -126,9 +127,8 @@ class Successors:
         )
         self._after = membership  # of the change that is stepped
         self._adopted = membership.epoch  # the mesh has this one
-        self._actions: deque[SuccessorAction] = deque()
-        self._performer: int | None = None  # the thread that performs actions
-        self._hand_over: _HandOver | None = None  # while its outcomes are set
+        self._actions = ActionQueue[SuccessorAction](self._changed, self._do, self._is_held_back)
+        self._hand_over: _HandOver | None = None  # from opening the successor to the outcome of the old one
         self._numbers = count(1)
         self._building: dict[BuildId, _Build] = {}
         self._in_background: set[_Build] = set()  # successors that are being built
@@ -144,7 +144,7 @@ class Successors:
     def _step(self, event: SuccessorInput) -> list[SuccessorAction]:
         """Returns the actions, which another thread may still be performing. Not under the node's lock."""
         actions, due = self._decide(event)
-        self._perform()
+        self._actions.perform()
         self._timer.wake_by(due)
         return actions
 
@@ -152,9 +152,9 @@ class Successors:
         now = time.monotonic()
         with self._changed:
             while self._released:
-                self._actions += self._machine.step(Released(self._released.popleft()), now)
+                self._actions.add(self._machine.step(Released(self._released.popleft()), now))
             actions = self._machine.step(event, now)
-            self._actions += actions
+            self._actions.add(actions)
             self._changed.notify_all()
             return actions, self._machine.due(now)
 
@@ -163,34 +163,9 @@ class Successors:
         with self._changed:
             return self._machine.due(now)
 
-    def _perform(self) -> None:
-        while (action := self._take()) is not None:
-            try:
-                self._do(action)
-            except Exception:  # noqa: BLE001 - one action must not stop the others
-                _log.exception("could not perform %s", type(action).__name__)
-            finally:
-                self._performed()
-
-    def _take(self) -> SuccessorAction | None:
-        """The next action, unless another is being performed: also by this thread, if an action caused this event."""
-        with self._changed:
-            if self._performer is not None or not self._actions or self._is_held_up():
-                return None
-            self._performer = threading.get_ident()
-            return self._actions.popleft()
-
-    def _is_held_up(self) -> bool:
-        """The mesh does not have the next membership yet. Under the lock."""
-        first = self._actions[0]
-        return isinstance(first, AdoptMembership) and first.after.epoch > self._adopted and not self._closed
-
-    def _performed(self) -> None:
-        with self._changed:
-            self._performer = None
-            if not self._actions or self._is_held_up():
-                self._hand_over = None
-            self._changed.notify_all()
+    def _is_held_back(self, action: SuccessorAction) -> bool:
+        """The mesh does not have this membership yet. Under the lock."""
+        return isinstance(action, AdoptMembership) and action.after.epoch > self._adopted and not self._closed
 
     def _do(self, action: SuccessorAction) -> None:  # noqa: C901 - one case for each action
         match action:
@@ -368,7 +343,7 @@ class Successors:
         for action in actions:
             if isinstance(action, Interrupt):
                 self._interrupt(action.key)
-        self._perform()
+        self._actions.perform()
         self._timer.wake_by(due)
 
     def membership_adopted(self, change: Change, after: Membership) -> None:
@@ -379,7 +354,7 @@ class Successors:
             self.membership_decided(change, after)
         with self._changed:
             self._adopted = after.epoch
-        self._perform()
+        self._actions.perform()
 
     def stalled(self, stall: NoProgress) -> None:
         """Only generations that need a lost member end."""
@@ -449,6 +424,8 @@ class Successors:
         if not isinstance(error, NexarError):
             _log.error("no successor of communicator %d", build.communicator, exc_info=error)
         _log.info("no successor yet of communicator %d: %s", build.communicator, error)
+        with self._changed:
+            self._building.pop(number, None)
         self._step(BuildFailed(number, failure_of(error)))
         self._ended_in_background(build)
 
@@ -463,6 +440,7 @@ class Successors:
         assert build.old is not None
         with self._changed:
             is_open = self._generations.get(_key(build.old)) is build.old
+        build.made.leave()  # a member that opened it must not wait for this one
         (build.made.close if is_open else build.made.end)()
 
     def _make(self, build: _Build, deadline: float, completed: CompletedCalls | None) -> tuple[Generation, int]:
@@ -517,6 +495,9 @@ class Successors:
         if hand_over.communicator is None:
             hand_over.communicator = self.wrap(hand_over.new)
         self._supersede(generation, outcome, hand_over)
+        if generation is hand_over.old:
+            with self._changed:
+                self._hand_over = None  # the machine sets the outcomes of its ancestors first
 
     def _supersede(self, generation: Generation, outcome: Superseded, hand_over: _HandOver) -> None:
         new, communicator = hand_over.new, hand_over.communicator
@@ -539,7 +520,7 @@ class Successors:
         self._step(Terminate(Terminated(TerminationKind.CLOSED)))
         self._timer.close()
         # Terminated, the machine starts no build and has aborted all; the thread that drives notices that.
-        self._wait(lambda: self._performer == threading.get_ident() or not (self._actions or self._performer))
+        self._actions.wait()
         self._wait(lambda: not self._in_background)
         with self._changed:
             generations = list(self._generations.values())

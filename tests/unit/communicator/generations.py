@@ -37,6 +37,11 @@ class FakeGroup:
 
         self.error: NexarError | None = None
 
+        self.left = 0
+
+    def leave(self) -> None:
+        self.left += 1
+
     def close(self, error: NexarError | None = None) -> None:
         self.error = error
         self.closed.set()
@@ -61,6 +66,9 @@ class FakeContext:
 
     def interrupt(self, error: NexarError) -> None:
         self.interruptions.append(error)
+
+    def leave(self) -> None:
+        """Nobody is told."""
 
 
 def generation(

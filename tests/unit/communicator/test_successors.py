@@ -3,6 +3,7 @@
 The communicators of one node, from change to change: who is interrupted, and what follows.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED
 from nexar.cluster.decisions.membership_events import NoProgress
-from nexar.cluster.membership import WORLD, Change, Departure
+from nexar.cluster.membership import WORLD, Change, Departure, Membership
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent, MembershipEvent
 from nexar.communicator.generation import Generation
@@ -402,6 +403,7 @@ def test_one_that_its_user_closes_while_its_successor_is_made_has_none(story: St
     story.builder.held.set()
     eventually(story.builder.begun[1].closed.is_set, "it is closed")
     assert story.successors.generations() == []
+    assert story.builder.begun[1].left == 1, "a member that opened it does not wait"
     assert part.successor is None
 
 
@@ -683,6 +685,81 @@ def test_who_is_expelled_before_its_first_communicator_learns_why(four: list[Com
     raised = meanwhile(four[0], lambda: expel(all_successors, 2, "nobody could reach it"))
     assert isinstance(raised, Expelled)
     assert raised.reason == "nobody could reach it"
+
+
+# ---------------------------------------------------------------- order of performing
+
+
+def decided(story: Story, *gone: int) -> tuple[Change, Membership]:
+    """The next membership, before the mesh has it."""
+    change = Change(story.world.epoch + 1, left=tuple(Departure(node, "killed") for node in gone))
+    story.world = change.apply(story.world)
+    story.successors.membership_decided(change, story.world)
+    return change, story.world
+
+
+def test_calls_end_when_a_change_is_decided_and_builds_begin_when_it_is_adopted(story: Story) -> None:
+    world = story.begin()
+    change, after = decided(story, 2)
+    assert interruptions(world)
+    assert len(story.builder.begun) == 1
+    assert story.builder.lost == []
+    story.successors.membership_adopted(change, after)
+    assert story.builder.lost == [2]
+    assert nodes(story.successor(world)) == [1, 3]
+    assert len(interruptions(world)) == 1
+
+
+def test_a_communicator_begun_between_decision_and_adoption_waits_for_the_adoption(story: Story) -> None:
+    change, after = decided(story, 2)
+    with ThreadPoolExecutor(1) as pool:
+        beginning = pool.submit(story.successors.begin, after, PART, soon())
+        eventually(lambda: bool(story.successors._building), "it waits")
+        assert story.builder.begun == []
+        story.successors.membership_adopted(change, after)
+        assert nodes(beginning.result(EVENT_TIMEOUT)) == [1, 3]
+
+
+def test_a_change_that_an_action_causes_is_performed_after_it(story: Story) -> None:
+    """The last member of a world decides at once that it continues without a departed one."""
+    part = story.begin(1, 3, communicator=PART)
+    story.change(3, quiet=True)
+
+    def renew(which: tuple[int, ...], _: int) -> None:
+        story.change(renewed=which)
+
+    story.successors.renew = renew
+    change = story.raised(part, PeerLost(node=3, cause="it left"))
+    assert isinstance(change, MembershipChanged)
+    assert nodes(story.successor(part)) == [1]
+
+
+def test_closing_between_decision_and_adoption_ends_what_waits(story: Story) -> None:
+    world = story.begin()
+    decided(story, 2)
+    story.successors.close()
+    with pytest.raises(UsageError, match="closed"):
+        world.outcome.check()
+    assert story.successors._building == {}
+
+
+def test_an_ancestor_that_nobody_refers_to_is_forgotten(story: Story) -> None:
+    world = story.begin()
+    story.change(2)
+    second = story.successor(world)
+    del world
+    story.opened.clear()
+    story.builder.made.clear()
+    story.builder.begun.clear()
+
+    def is_forgotten() -> bool:
+        gc.collect()
+        return list(story.successors._released) == [(WORLD, 1)]
+
+    eventually(is_forgotten, "the garbage collector has found it")
+    story.change(3)
+    story.successor(second)
+    assert set(story.successors._machine._superseded) == {(WORLD, 2)}
 
 
 # ---------------------------------------------------------------- who goes quietly

@@ -432,13 +432,13 @@ class SuccessorMachine:
     def _hand_over(
         self, number: BuildId, build: Build, old: OpenedGeneration, completed: int | None
     ) -> list[SuccessorAction]:
-        """Every ancestor leads to the newest successor."""
+        """Every ancestor leads to the newest successor. The outcome of the old generation comes last."""
         del self._open[old.key]
         self._superseded[old.key] = SupersededGeneration(old.membership, completed)
         ancestors = (old.key, *(key for key in old.ancestors if key in self._superseded))
         made, actions = self._list(number, build, ancestors)
         changes = self._history.between(old.key.epoch, made.key.epoch)
-        for key in ancestors:
+        for key in reversed(ancestors):
             outcome = supersede(self._superseded[key], made.key, made.membership, changes)
             actions.append(SetOutcome(key, outcome))
         return actions

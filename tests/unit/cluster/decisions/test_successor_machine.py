@@ -246,8 +246,8 @@ def test_all_ancestors_lead_to_the_newest_successor_and_collect_losses() -> None
         keys.append(made.key)
     first, second, third = keys
     assert [action for action in actions if isinstance(action, SetOutcome)] == [
-        SetOutcome(second, Superseded(third, {1: "it asked to"}, (), 2, agreed=True)),
         SetOutcome(first, Superseded(third, {1: "it asked to", 2: "it asked to"}, (), 3, agreed=True)),
+        SetOutcome(second, Superseded(third, {1: "it asked to"}, (), 2, agreed=True)),
     ]
 
 

@@ -3,8 +3,8 @@
 A callback must never block: the beats of this node are timers of the same loop. It may take locks that are held
 briefly, and send without waiting. Longer work belongs in a TaskPool. A callback over SLOW_CALLBACK is logged.
 
-`SerialQueue` is the other half: a decision that comes with a message is carried out by the thread that heard it, if no
-other thread carries one out.
+`SerialQueue` and `ActionQueue` are the other half: a decision that comes with a message is carried out by the thread
+that heard it, if no other thread carries one out. `CancelToken` ends dials and waits when the node closes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
@@ -406,6 +407,54 @@ def _name(callback: Callable[..., Any]) -> str:
     return getattr(callback, "__qualname__", None) or repr(callback)
 
 
+class DialCancelled(Exception):
+    """The node closes."""
+
+    def __init__(self) -> None:
+        super().__init__("this node is closed")
+
+
+class CancelToken:
+    """Cancels dials and waits, permanently. Any thread."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._wakes: dict[object, Callable[[], None]] = {}  # guarded by the lock
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._cancelled.set()
+            wakes = list(self._wakes.values())
+        for wake in wakes:
+            wake()
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Call `wake`, which must not block, when cancelled before or inside the block."""
+        key = object()
+        with self._lock:
+            self._wakes[key] = wake
+            cancelled = self.is_cancelled
+        try:
+            if cancelled:
+                wake()
+            yield
+        finally:
+            with self._lock:
+                del self._wakes[key]
+
+    def pause(self, seconds: float) -> None:
+        """Raises DialCancelled when cancelled."""
+        if self._cancelled.wait(seconds):
+            raise DialCancelled
+
+
 Item = TypeVar("Item")
 
 
@@ -436,3 +485,52 @@ class SerialQueue(Generic[Item]):
                     self._perform(self._waiting.popleft())
             finally:
                 self._draining.release()
+
+
+Action = TypeVar("Action")
+
+
+class ActionQueue(Generic[Action]):
+    """Performs actions in order, one at a time, in any thread that finds no other performing. Unlike SerialQueue it
+    may be held back, and its owner may wait for it.
+    """
+
+    def __init__(
+        self, changed: threading.Condition, do: Callable[[Action], None], is_held_back: Callable[[Action], bool]
+    ) -> None:
+        """`do` is called without the lock of `changed`, which is notified after each action; `is_held_back` with it."""
+        self._changed = changed
+        self._do = do
+        self._is_held_back = is_held_back
+        self._waiting: deque[Action] = deque()  # guarded by `changed`
+        self._performer: int | None = None  # the thread that performs an action; guarded by `changed`
+
+    def add(self, actions: Iterable[Action]) -> None:
+        """Under the lock that orders the decisions; then `perform` without it."""
+        self._waiting.extend(actions)
+
+    def perform(self) -> None:
+        """Returns at once if an action is being performed, also by this thread: that one performs the rest."""
+        while (action := self._take()) is not None:
+            try:
+                self._do(action)
+            except Exception:  # noqa: BLE001 - one action must not stop the others
+                _log.exception("could not perform %s", type(action).__name__)
+            finally:
+                with self._changed:
+                    self._performer = None
+                    self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until all actions are performed. Inside an action it returns at once."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._performer == threading.get_ident() or not (self._waiting or self._performer)
+            )
+
+    def _take(self) -> Action | None:
+        with self._changed:
+            if self._performer is not None or not self._waiting or self._is_held_back(self._waiting[0]):
+                return None
+            self._performer = threading.get_ident()
+            return self._waiting.popleft()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from nexar.cluster.control_threads import CancelToken, DialCancelled
+from nexar.cluster.control_loop import CancelToken, DialCancelled
 from nexar.cluster.task_pool import Priority, TaskPool
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
-from nexar.cluster.control_loop import ControlLoop
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import ControlLoop, DialCancelled
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
 from nexar.cluster.decisions.membership_events import (
     Loss,

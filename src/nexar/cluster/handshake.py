@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from nexar.cluster.control_threads import CancelToken, DialCancelled
+from nexar.cluster.control_loop import CancelToken, DialCancelled
 from nexar.cluster.decisions.failure_detector import IF_SLOW
 from nexar.cluster.decisions.refusals import brief
 from nexar.cluster.membership import Member

@@ -13,8 +13,8 @@ from functools import partial
 from random import Random
 from typing import Final, Protocol, assert_never, get_args
 
+from nexar.cluster.control_channel import BackgroundSender
 from nexar.cluster.control_loop import ControlLoop, SerialQueue
-from nexar.cluster.control_threads import BackgroundSender
 from nexar.cluster.decisions.membership_events import (
     MembershipAction,
     MembershipDecided,

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 from nexar.cluster.addresses import Interface, candidate_addresses, dial_order, own_ip_addresses, own_networks
-from nexar.cluster.control_loop import ControlLoop
-from nexar.cluster.control_threads import CancelToken
+from nexar.cluster.control_loop import CancelToken, ControlLoop
 from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.host import host_id, read_interfaces

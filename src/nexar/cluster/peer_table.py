@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from nexar.cluster.control_threads import CancelToken
+from nexar.cluster.control_loop import CancelToken
 from nexar.cluster.decisions.peering import Pairing, PeerDirectory
 from nexar.cluster.handshake import AnsweringHandshake
 from nexar.cluster.membership import Member

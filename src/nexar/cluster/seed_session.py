@@ -20,8 +20,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any, Final, NamedTuple, Self
 
-from nexar.cluster.control_loop import Timer
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled, Timer
 from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.join_client import (
     JoinClient,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 from weakref import finalize
 
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.decisions.admission import START_TIMEOUT
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
 from nexar.cluster.decisions.failure_detector import LONGEST

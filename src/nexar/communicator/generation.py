@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any, Final
 
-from nexar.cluster.control_threads import CancelToken
+from nexar.cluster.control_loop import CancelToken
 from nexar.cluster.membership import Membership
 from nexar.collectives.context import CollectiveContext
 from nexar.communicator.events import EventFeed, FailureFeed, MembershipEvent

@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
-from nexar.cluster.control_loop import ControlLoop
+from nexar.cluster.control_loop import ActionQueue, ControlLoop
 from nexar.cluster.decisions.completion import CompletedCalls, completed_by_all
 from nexar.cluster.decisions.membership_events import MembershipDecided, NoProgress, Tick
 from nexar.cluster.decisions.successor_events import (
@@ -59,7 +59,6 @@ from nexar.cluster.decisions.successor_events import (
 )
 from nexar.cluster.decisions.successor_machine import SuccessorMachine
 from nexar.cluster.membership import Change, Membership
-from nexar.communicator.action_queue import ActionQueue
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation, GenerationOutcome
 from nexar.communicator.generation_builder import GenerationBuilder

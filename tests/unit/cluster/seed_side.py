@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from nexar.cluster.control_loop import ControlLoop
-from nexar.cluster.control_threads import CancelToken
+from nexar.cluster.control_loop import CancelToken, ControlLoop
 from nexar.cluster.node import Node
 from nexar.config import Config
 from nexar.security.authority import Authority, make_key

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from nexar.cluster.control_threads import CancelToken, DialCancelled
+from nexar.cluster.control_loop import CancelToken, DialCancelled
 from nexar.cluster.dialing import MAX_DIAL_THREADS, Dialer
 from nexar.cluster.task_pool import Priority
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from nexar.cluster import failure_monitor as monitored
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
 from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound, PeerReachable, ProbeFinished
 from nexar.cluster.decisions.peering import PeerDirectory

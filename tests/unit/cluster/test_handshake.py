@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.control_threads import CancelToken, DialCancelled
+from nexar.cluster.control_loop import CancelToken, DialCancelled
 from nexar.cluster.handshake import (
     AnsweringHandshake,
     DialingHandshake,

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from nexar.cluster import wait_notice
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.decisions.failure_detector import longest_extension
 from nexar.cluster.join_client import (
     FIRST_PAUSE,

@@ -18,8 +18,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nexar.cluster.control_loop import ControlLoop
-from nexar.cluster.control_threads import CancelToken
+from nexar.cluster.control_loop import CancelToken, ControlLoop
 from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh

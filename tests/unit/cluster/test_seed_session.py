@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nexar.cluster import seed_session as module
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.decisions.membership_events import Loss, LossKind
 from nexar.cluster.join_client import JoinConnection
 from nexar.cluster.membership import Member, encode_member

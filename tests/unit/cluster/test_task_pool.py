@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.task_pool import Priority, TaskPool
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.memory_mesh import eventually

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
 from nexar.cluster.membership import WORLD, Member, Membership
 from nexar.communicator.bootstrap import StartBarrier, begin_world, catch_up, start_world

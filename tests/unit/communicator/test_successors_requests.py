@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.decisions.change_history import MAX_EARLY
 from nexar.cluster.decisions.membership_events import ChangeRequested, MembershipInput, RecoverNow
 from nexar.cluster.decisions.successor_events import GenerationKey
+from nexar.cluster.decisions.successor_state import MAX_EARLY
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.generation import Generation
 from nexar.communicator.successors import Successors

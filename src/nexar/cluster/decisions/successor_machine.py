@@ -27,27 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from nexar.cluster.decisions.change_history import (
-    ChangeHistory,
-    ClosedCommunicator,
-    ClosedCommunicators,
-    EarlyNotices,
-    NeededMembers,
-)
-from nexar.cluster.decisions.generation_state import (
-    Build,
-    FailedBuild,
-    OpenedGeneration,
-    SupersededGeneration,
-    abort,
-    closer_in,
-    interrupt,
-    nodes_of,
-    ranks_of,
-    set_outcome,
-    stall_outcome,
-    supersede,
-)
 from nexar.cluster.decisions.membership_events import MembershipDecided, NoProgress, Tick
 from nexar.cluster.decisions.successor_events import (
     AdoptMembership,
@@ -82,6 +61,25 @@ from nexar.cluster.decisions.successor_events import (
     Terminate,
     Terminated,
     TerminationKind,
+)
+from nexar.cluster.decisions.successor_state import (
+    Build,
+    ChangeHistory,
+    ClosedCommunicator,
+    ClosedCommunicators,
+    EarlyNotices,
+    FailedBuild,
+    NeededMembers,
+    OpenedGeneration,
+    SupersededGeneration,
+    abort,
+    closer_in,
+    interrupt,
+    nodes_of,
+    ranks_of,
+    set_outcome,
+    stall_outcome,
+    supersede,
 )
 from nexar.cluster.membership import Change, Membership
 from nexar.errors import sendable

@@ -37,7 +37,7 @@ _SPLIT, _GROUP = range(2)
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ApplicationPlan:
     """What all members do in one run."""
 
     seed: int
@@ -91,7 +91,7 @@ class _Task:
         self.turn = 0  # an older scheduled turn is void
 
 
-class Member(Host, Protocol):
+class ApplicationHost(Host, Protocol):
     """What the application uses of its node."""
 
     @property
@@ -106,7 +106,9 @@ class Member(Host, Protocol):
 class Application:
     """The users of one node."""
 
-    def __init__(self, world: SimulationContext, member: Member, program: Program, random: Random) -> None:
+    def __init__(
+        self, world: SimulationContext, member: ApplicationHost, program: ApplicationPlan, random: Random
+    ) -> None:
         self._world = world
         self._member = member
         self._program = program

@@ -18,7 +18,7 @@ from typing import Final
 
 from nexar.cluster.decisions.membership_events import ChangeRequested, Loss, LossKind, PeerLossFound, ResignRequested
 from nexar.cluster.membership import WORLD, Departure, Member, Membership, PinnedNode
-from nexar.testing.simulator.application import Program
+from nexar.testing.simulator.application import ApplicationPlan
 from nexar.testing.simulator.laws import ReferenceElectorate
 from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, SimulatedMember, SimulatedSeed
 from nexar.testing.simulator.world import SimulationContext
@@ -53,7 +53,7 @@ class SimulatedCluster:
         world: SimulationContext,
         machine_factory: MachineFactory,
         voter_factory: SeedVoterFactory,
-        program: Program | None = None,
+        program: ApplicationPlan | None = None,
     ) -> None:
         """`program`: what the applications of the members do."""
         self.world = world

@@ -26,7 +26,7 @@ _RETRANSMISSION: Final = 0.2  # seconds that a lost packet costs
 _NO_KEY: Final = GenerationKey(-1, 0)
 
 
-class Frame(NamedTuple):
+class LinkFrame(NamedTuple):
     """One message on a data link, fenced by `key`."""
 
     kind: str  # "call", "build", "question", "closed", or "end" of the link
@@ -44,7 +44,7 @@ class LinkEnd(Protocol):
     broken: set[NodeId]
     """Peers whose link this node knows to be broken."""
 
-    def frame_received(self, sender: NodeId, frame: Frame) -> None: ...
+    def frame_received(self, sender: NodeId, frame: LinkFrame) -> None: ...
 
     def link_ended(self, peer: NodeId, cause: str, *, left: bool = False) -> None:
         """The link to this peer broke, or ended because the peer left."""
@@ -58,7 +58,7 @@ class _Direction:
     def __init__(self) -> None:
         self.number = 0  # of the link; frames of an older one are lost
         self.last_arrival = 0.0
-        self.waiting: deque[Frame] = deque()  # held up by a blocked path
+        self.waiting: deque[LinkFrame] = deque()  # held up by a blocked path
         self.blocked_since = 0.0
 
 
@@ -73,7 +73,7 @@ class DataLinks:
         self._random = random
         self._directions: dict[tuple[NodeId, NodeId], _Direction] = {}
 
-    def send(self, source: NodeId, destination: NodeId, frame: Frame) -> bool:
+    def send(self, source: NodeId, destination: NodeId, frame: LinkFrame) -> bool:
         """False: the link is broken as far as `source` knows."""
         if destination in self.ends[source].broken:
             return False
@@ -100,7 +100,7 @@ class DataLinks:
             and self._network.both_ways(source, destination)
         )
 
-    def _transmit(self, source: NodeId, destination: NodeId, direction: _Direction, frame: Frame) -> None:
+    def _transmit(self, source: NodeId, destination: NodeId, direction: _Direction, frame: LinkFrame) -> None:
         number, end = direction.number, self.ends[destination]
         arrival = max(self._timeline.now + self._latency(source, destination), direction.last_arrival)
         direction.last_arrival = arrival
@@ -188,4 +188,4 @@ class DataLinks:
         used = {pair[1] for pair in self._directions if pair[0] == node}
         used |= {pair[0] for pair in self._directions if pair[1] == node}
         for peer in sorted(used.union(peers) - {node}):
-            self.send(node, peer, Frame("end", _NO_KEY, int(left), content=cause))
+            self.send(node, peer, LinkFrame("end", _NO_KEY, int(left), content=cause))

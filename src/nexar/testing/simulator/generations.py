@@ -46,7 +46,7 @@ from nexar.cluster.decisions.successor_events import (
     SuccessorInput,
 )
 from nexar.cluster.membership import WORLD, Change, Membership
-from nexar.testing.simulator.data_links import Frame
+from nexar.testing.simulator.data_links import LinkFrame
 from nexar.testing.simulator.world import RECOVERY_TIMEOUT, SimulationContext
 from nexar.types import NodeId, Rank
 
@@ -66,7 +66,7 @@ CallResult: TypeAlias = Outcome | PeerLossError | None
 """None: the call is complete."""
 
 
-class Call:
+class SimulatedCall:
     """One call of this node."""
 
     __slots__ = ("number", "step", "waits")
@@ -87,7 +87,7 @@ class SimulatedGeneration:
         self.completed = NONE_COMPLETED
         self.interrupted = False
         self.outcome: Outcome | None = None
-        self.call: Call | None = None
+        self.call: SimulatedCall | None = None
         self.closed_by: set[NodeId] = set()
         """Members whose users closed it."""
         self.lost: set[NodeId] = set()
@@ -150,7 +150,7 @@ class _Build:
         self.is_over = False
         self.awaited: Rank | None = None
         self.lost: set[NodeId] = set()  # members whose link broke since it began
-        self.early: list[tuple[NodeId, Frame]] = []  # of calls
+        self.early: list[tuple[NodeId, LinkFrame]] = []  # of calls
 
 
 class User(Protocol):
@@ -195,7 +195,7 @@ class Generations:
         self._builds: dict[BuildId, _Build] = {}
         self._building: dict[GenerationKey, _Build] = {}
         self._begins: dict[BuildId, _Begin] = {}
-        self._early: dict[GenerationKey, list[tuple[NodeId, Frame]]] = {}
+        self._early: dict[GenerationKey, list[tuple[NodeId, LinkFrame]]] = {}
         self._newest: dict[int, int] = {}  # the newest epoch opened, by communicator
         self._begun = 0
         self._closed: set[int] = set()  # communicators that the user closed
@@ -329,14 +329,14 @@ class Generations:
             if build.is_over or not self._host.alive:
                 return
             build.awaited = each.source
-            frame = Frame("build", build.start.key, 0, each.step, each.news)
+            frame = LinkFrame("build", build.start.key, 0, each.step, each.news)
             if not self._host.dial_again(node) or not self._world.links.send(self._host.node, node, frame):
                 self._fail(build.start.build, BuildFailure(BuildFailureKind.PEER_LOST, (node,), "its link is lost"))
         if build.exchange is not None and (result := build.exchange.result) is not None:
             build.awaited = None
             self._finish(build, completed_by_all(result))
 
-    def _build_frame(self, build: _Build, sender: NodeId, frame: Frame) -> None:
+    def _build_frame(self, build: _Build, sender: NodeId, frame: LinkFrame) -> None:
         if frame.kind != "build":
             build.early.append((sender, frame))
         elif not build.is_over and build.exchange is not None:
@@ -401,15 +401,15 @@ class Generations:
         """Tells the other members, after what was sent before, that this node takes no part."""
         for member in membership.members:
             if member.node != self._host.node:
-                self._world.links.send(self._host.node, member.node, Frame("closed", key))
+                self._world.links.send(self._host.node, member.node, LinkFrame("closed", key))
 
     # -- frames
 
-    def frame_received(self, sender: NodeId, frame: Frame) -> None:
+    def frame_received(self, sender: NodeId, frame: LinkFrame) -> None:
         key = frame.key
         if frame.kind == "question":
             if key.communicator in self._closed:
-                self._world.links.send(self._host.node, sender, Frame("closed", key))
+                self._world.links.send(self._host.node, sender, LinkFrame("closed", key))
             return
         generation = self._open.get(key)
         if generation is not None:
@@ -422,7 +422,7 @@ class Generations:
             if len(self._early) > _MAX_EARLY:
                 del self._early[next(iter(self._early))]
 
-    def _generation_frame(self, generation: SimulatedGeneration, sender: NodeId, frame: Frame) -> None:
+    def _generation_frame(self, generation: SimulatedGeneration, sender: NodeId, frame: LinkFrame) -> None:
         if frame.kind == "call":
             generation.received.add((frame.number, frame.step))
             self._advance(generation)
@@ -451,7 +451,7 @@ class Generations:
     def call(self, generation: SimulatedGeneration) -> None:
         """Starts the next call. Its end is told to the user."""
         number = generation.completed + 1
-        generation.call = Call(number)
+        generation.call = SimulatedCall(number)
         self._laws.call_began(self._host.node, generation.key, number)
         if generation.outcome is not None or generation.interrupted:
             self._wait_for_outcome(generation, PeerLossError(0))
@@ -464,7 +464,7 @@ class Generations:
         """Asks the awaited member from time to time whether it takes part: its closing notice may have been lost."""
         call, awaited = generation.call, generation.awaited()
         if call is not None and call.number == number and awaited is not None and not call.waits:
-            self._world.links.send(self._host.node, awaited, Frame("question", generation.key))
+            self._world.links.send(self._host.node, awaited, LinkFrame("question", generation.key))
             self._host.after(_INQUIRY_INTERVAL, lambda: self._inquire(generation, number))
 
     def _send_call(self, generation: SimulatedGeneration) -> None:
@@ -473,7 +473,7 @@ class Generations:
         for node in generation.receivers():
             if call is None or generation.call is not call or call.waits:
                 return
-            frame = Frame("call", generation.key, call.number, call.step)
+            frame = LinkFrame("call", generation.key, call.number, call.step)
             if node in generation.lost or not self._world.links.send(self._host.node, node, frame):
                 self._call_failed(generation, node)
 

@@ -49,8 +49,8 @@ from nexar.cluster.decisions.successor_events import (
 )
 from nexar.cluster.membership import Change, Membership
 from nexar.errors import NexarError
-from nexar.testing.simulator.application import Application, Program
-from nexar.testing.simulator.data_links import Frame
+from nexar.testing.simulator.application import Application, ApplicationPlan
+from nexar.testing.simulator.data_links import LinkFrame
 from nexar.testing.simulator.laws import Violation
 from nexar.testing.simulator.world import (
     HEARTBEAT_INTERVAL,
@@ -287,7 +287,7 @@ class SimulatedMember(SimulatedNode):
         *,
         rate: float = 1.0,
         ahead: float = 0.0,
-        program: Program | None = None,
+        program: ApplicationPlan | None = None,
     ) -> None:
         """`program`: what its application does; None: there is none, only recovery after a loss."""
         super().__init__(world, node, rate=rate, ahead=ahead)
@@ -300,7 +300,7 @@ class SimulatedMember(SimulatedNode):
         """Peers that will come back on a new connection."""
         self._machine_factory = machine_factory
         self._program = program
-        self._early_frames: list[tuple[NodeId, Frame]] = []  # that came before it is a member
+        self._early_frames: list[tuple[NodeId, LinkFrame]] = []  # that came before it is a member
         self._left: set[NodeId] = set()  # nodes that said goodbye
         self._investigated: set[NodeId] = set()
         self._detector = FailureDetector(HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, STUCK_TIMEOUT)
@@ -478,10 +478,10 @@ class SimulatedMember(SimulatedNode):
                 self._world.timeline.record(f"{self.node}: {describe_key(action.key)} ends with {action.outcome}")
             self.application.generations.perform(action)  # type: ignore[arg-type]
 
-    def frame_received(self, sender: NodeId, frame: Frame) -> None:
+    def frame_received(self, sender: NodeId, frame: LinkFrame) -> None:
         self.when_running(lambda: self._frame_received(sender, frame))
 
-    def _frame_received(self, sender: NodeId, frame: Frame) -> None:
+    def _frame_received(self, sender: NodeId, frame: LinkFrame) -> None:
         if self.application is not None:
             self.application.generations.frame_received(sender, frame)
         elif self._program is not None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from nexar.cluster.decisions.node_machine import NodeMachine
 from nexar.cluster.membership import Change, Membership
-from nexar.testing.simulator.application import Program
+from nexar.testing.simulator.application import ApplicationPlan
 from nexar.testing.simulator.cluster import (
     SimulatedCluster,
     first_membership,
@@ -187,9 +187,9 @@ class ChangeCache:
         return self._known[key][1]
 
 
-def random_program(random: Random) -> Program:
+def random_program(random: Random) -> ApplicationPlan:
     """What the applications of a run do. In some runs they make more communicators than a node builds at a time."""
-    return Program(
+    return ApplicationPlan(
         seed=random.getrandbits(64),
         groups=random.choice([0, 0, 0, 1, 3, 24]),
         splits=random.choice([0.0, 0.2, 0.6]),

@@ -2,7 +2,6 @@
 
 import pytest
 
-from nexar.cluster.decisions.change_history import MAX_CHANGES, MAX_CLOSED, MAX_EARLY
 from nexar.cluster.decisions.successor_events import (
     AbortBuild,
     AdoptMembership,
@@ -30,6 +29,7 @@ from nexar.cluster.decisions.successor_events import (
     TerminationKind,
 )
 from nexar.cluster.decisions.successor_machine import FIRST_BUILD, MAX_BUILDS
+from nexar.cluster.decisions.successor_state import MAX_CHANGES, MAX_CLOSED, MAX_EARLY
 from nexar.cluster.membership import WORLD, Change, Departure
 from nexar.wire.control import MAX_CAUSE_CHARACTERS
 from tests.unit.cluster.decisions.successor_scene import (

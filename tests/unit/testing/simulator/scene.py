@@ -2,7 +2,7 @@
 
 from random import Random
 
-from nexar.testing.simulator.application import Program
+from nexar.testing.simulator.application import ApplicationPlan
 from nexar.testing.simulator.cluster import SimulatedCluster, first_membership
 from nexar.testing.simulator.laws import Laws
 from nexar.testing.simulator.nodes import seed_voter
@@ -10,7 +10,7 @@ from nexar.testing.simulator.simulation import node_machine
 from nexar.testing.simulator.world import SimulatedNetwork, SimulationContext, Timeline
 
 
-def a_cluster(nodes: int, *, rate: float = 1.0, program: Program | None = None) -> SimulatedCluster:
+def a_cluster(nodes: int, *, rate: float = 1.0, program: ApplicationPlan | None = None) -> SimulatedCluster:
     """Formed, and one second old."""
     timeline = Timeline(None)
     laws = Laws(first_membership(nodes, Random(1), has_seed=True))

@@ -5,10 +5,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from nexar.cluster.decisions import generation_state, successor_machine
-from nexar.cluster.decisions.change_history import ChangeHistory, ClosedCommunicators, EarlyNotices
+from nexar.cluster.decisions import successor_machine, successor_state
 from nexar.cluster.decisions.completion import CompletionExchange, CompletionNews
-from nexar.cluster.decisions.generation_state import OpenedGeneration, interrupt
 from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
 from nexar.cluster.decisions.successor_events import (
     AdoptMembership,
@@ -23,6 +21,13 @@ from nexar.cluster.decisions.successor_events import (
     Superseded,
 )
 from nexar.cluster.decisions.successor_machine import SuccessorMachine
+from nexar.cluster.decisions.successor_state import (
+    ChangeHistory,
+    ClosedCommunicators,
+    EarlyNotices,
+    OpenedGeneration,
+    interrupt,
+)
 from nexar.cluster.membership import Change, Membership
 from nexar.testing.simulator import Simulation, SimulationResult
 from tests.unit.testing.simulator.mutants import Running
@@ -116,7 +121,7 @@ def _mixed(self: CompletionExchange) -> int | None:
 
 # -- exact
 
-_supersede = generation_state.supersede
+_supersede = successor_state.supersede
 
 
 # -- undisturbed

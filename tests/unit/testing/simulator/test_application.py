@@ -1,13 +1,13 @@
 """The applications of simulated members make communicators, call, and continue after losses."""
 
 from nexar.cluster.decisions.successor_events import GenerationKey
-from nexar.testing.simulator.application import Program
+from nexar.testing.simulator.application import ApplicationPlan
 from nexar.testing.simulator.cluster import SimulatedCluster
 from nexar.testing.simulator.generations import SimulatedGeneration
 from tests.unit.testing.simulator.scene import a_cluster, passes
 
-QUIET = Program(seed=1, splits=0.0, closes=0.0, interval=1.0)
-SPLITS = Program(seed=1, splits=1.0, closes=0.0, interval=1.0)
+QUIET = ApplicationPlan(seed=1, splits=0.0, closes=0.0, interval=1.0)
+SPLITS = ApplicationPlan(seed=1, splits=1.0, closes=0.0, interval=1.0)
 
 
 def keys(cluster: SimulatedCluster) -> set[GenerationKey]:
@@ -64,7 +64,7 @@ def test_a_joiner_takes_part_in_the_calls() -> None:
 
 
 def test_a_part_that_one_member_closes_is_closed_by_the_others() -> None:
-    cluster = a_cluster(4, program=Program(seed=1, groups=3, splits=0.0, closes=0.0, interval=1.0))
+    cluster = a_cluster(4, program=ApplicationPlan(seed=1, groups=3, splits=0.0, closes=0.0, interval=1.0))
     passes(cluster, 3.0)
     (part, *_) = sorted(keys(cluster) - {GenerationKey(0, 1)})
     (member, *_) = [

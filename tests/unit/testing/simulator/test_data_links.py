@@ -3,7 +3,7 @@
 from random import Random
 
 from nexar.cluster.decisions.successor_events import GenerationKey
-from nexar.testing.simulator.data_links import IDLE_TIMEOUT, DataLinks, Frame
+from nexar.testing.simulator.data_links import IDLE_TIMEOUT, DataLinks, LinkFrame
 from nexar.testing.simulator.world import NetworkConditions, Partition, SimulatedNetwork, Timeline
 
 KEY = GenerationKey(1, 1)
@@ -19,7 +19,7 @@ class End:
         self.numbers: list[int] = []
         self.ended: list[tuple[int, bool]] = []
 
-    def frame_received(self, sender: int, frame: Frame) -> None:
+    def frame_received(self, sender: int, frame: LinkFrame) -> None:
         self.numbers.append(frame.number)
 
     def link_ended(self, peer: int, cause: str, *, left: bool = False) -> None:
@@ -38,7 +38,7 @@ class Scene:
 
     def send(self, *numbers: int) -> None:
         for number in numbers:
-            self.links.send(1, 2, Frame("call", KEY, number))
+            self.links.send(1, 2, LinkFrame("call", KEY, number))
 
     def passes(self, seconds: float) -> None:
         self.timeline.run_until(self.timeline.now + seconds)
@@ -71,7 +71,7 @@ def test_a_short_partition_delays_and_a_long_one_breaks_the_link_at_both_ends() 
     scene.network.partitions.clear()
     scene.passes(1.0)
     assert scene.other.ended == [(1, False)]
-    assert not scene.links.send(1, 2, Frame("call", KEY, 4))
+    assert not scene.links.send(1, 2, LinkFrame("call", KEY, 4))
     assert scene.links.replace(1, 2)
     scene.send(5)
     scene.passes(1.0)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nexar.communicator.action_queue import ActionQueue
+from nexar.cluster.control_loop import ActionQueue
 from tests.ranks import EVENT_TIMEOUT
 
 

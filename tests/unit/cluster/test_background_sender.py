@@ -6,12 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.control_threads import (
-    MAX_QUEUED_MESSAGES,
-    BackgroundSender,
-    CancelToken,
-    DialCancelled,
-)
+from nexar.cluster.control_channel import MAX_QUEUED_MESSAGES, BackgroundSender
+from nexar.cluster.control_loop import CancelToken, DialCancelled
 from nexar.errors import PeerLost
 from nexar.wire.control import Message, Ping
 from tests.ranks import EVENT_TIMEOUT

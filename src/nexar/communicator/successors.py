@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Final
 from weakref import WeakValueDictionary, finalize
 
 from nexar.cluster.control_loop import ActionQueue, ControlLoop
@@ -77,6 +77,8 @@ from nexar.group import Group
 from nexar.types import NodeId, Rank
 
 _log = logging.getLogger(__name__)
+
+_ABORT_TIMEOUT: Final = 5.0  # seconds; aborted builds end at once, unless a fault has ended the driving of this node
 
 
 @dataclass(slots=True, eq=False)
@@ -520,7 +522,7 @@ class Successors:
         self._timer.close()
         # Terminated, the machine starts no build and has aborted all; the thread that drives notices that.
         self._actions.wait()
-        self._wait(lambda: not self._in_background)
+        self._wait(lambda: not self._in_background, time.monotonic() + _ABORT_TIMEOUT)
         with self._changed:
             generations = list(self._generations.values())
             self._generations.clear()

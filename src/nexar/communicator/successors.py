@@ -225,7 +225,7 @@ class Successors:
         if rejected is not None:
             raise self._begin_error(build, rejected)
         try:
-            self._wait(lambda: build.may_start)
+            self._wait(lambda: build.may_start, deadline)  # then the build raises the timeout
             made, _ = self._make(build, deadline, completed)
             self.opened(made)
         except BaseException as error:

@@ -33,7 +33,7 @@ def _row(row: Collective, name: str, algorithm: Algorithm) -> str:
         f"`{cost.sent}`" + " *" * cost.powers_of_two,
         f"`{cost.memory}`",
         "yes" if algorithm.ordered else "no",
-        "yes" if algorithm.folds else "no",
+        "yes" if algorithm.left_fold else "no",
         _rounded(row, name),
     )
     return f"| {' | '.join(cells)} |\n"

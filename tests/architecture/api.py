@@ -73,9 +73,9 @@ def _classes() -> Iterator[str]:
     yield from _class("Membership", nexar.Membership)
     yield from _class("FailureEvent", nexar.FailureEvent)
     yield from _class("MembershipEvent", nexar.MembershipEvent)
-    yield from _class("Given back: Subscription", Subscription, but=_FOR_THE_FEED)
+    yield from _class("Returns: Subscription", Subscription, but=_FOR_THE_FEED)
     for kind in (Checkpoint, Health, Member, Source, MessageInfo, Remote, Straggler, AwaitedPeer):
-        yield from _class(f"Given back: {kind.__name__}", kind)
+        yield from _class(f"Returns: {kind.__name__}", kind)
     yield "## Config"
     yield text_of(nexar.Config.__doc__) + "\n\nIts fields are the [settings](configuration.md)."
 

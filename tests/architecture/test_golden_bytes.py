@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from nexar.wire.frame import Frame
-from tests.architecture.golden.book import ADD, complaint, differences, golden, samples
 from tests.architecture.golden.filling import Filler
+from tests.architecture.golden.record import ADD, complaint, differences, golden, samples
 from tests.architecture.golden.structs import KEYS, struct_samples, structs_of_the_package
 
 

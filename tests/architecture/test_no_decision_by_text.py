@@ -11,11 +11,13 @@ import pytest
 
 from tests.architecture.sources import PACKAGE, files, shown, tree
 
-_TEXTS = {"cause", "detail", "explanation", "problem", "reason", "text", "why"}
-"""Attributes, and names of variables, that hold text for people. `text` alone is often input that is parsed."""
+_TEXTS = {"cause", "detail", "explanation", "problem", "reason", "why"}
+"""Attributes, and names of variables, that hold text for people."""
+_TEXT_ATTRIBUTES = _TEXTS | {"current_operation", "doing", "last_operation", "missing", "text", "waiting_for"}
+"""As attributes only: variables of these names are often lists, or input that is parsed."""
 _ERRORS = {"error", "exc", "exception", "failed", "failure", "fault", "late", "lost", "loss", "raised", "refused"}
 """Variables that hold exceptions."""
-_READS = {"startswith", "endswith", "find", "index", "count"}
+_READS = {"startswith", "endswith", "find", "index", "count", "partition", "rpartition", "split", "rsplit"}
 _PATTERNS = {"match", "search", "fullmatch", "findall", "finditer"}
 
 
@@ -41,9 +43,9 @@ def _reads_text(call: ast.Call, method: ast.Attribute) -> bool:
 def _is_text(node: ast.expr) -> bool:
     match node:
         case ast.Attribute(attr=name):
-            return name in _TEXTS
+            return name in _TEXT_ATTRIBUTES
         case ast.Name(id=name):
-            return name in _TEXTS - {"text"}
+            return name in _TEXTS
         case ast.Call(func=ast.Name(id="str" | "error_text"), args=[ast.Name(id=name)]):
             return name in _ERRORS
     return False
@@ -73,6 +75,8 @@ def test_no_module_decides_by_the_text_of_an_error(path: Path) -> None:
         "if 'refused' in str(error): pass",
         "if PATTERN.search(loss.text): pass",
         "if re.search('refused', why): pass",
+        "operation = awaited[0].missing.partition(' #')[0]",
+        "first, last = report.doing.split(' for ')",
     ],
 )
 def test_the_scan_finds_what_it_looks_for(line: str) -> None:

@@ -16,5 +16,5 @@ def test_a_page_that_is_made_from_the_code_is_up_to_date(path):
 
 def test_the_pages_describe_every_public_name():
     stated = "".join((FOLDER / page).read_text() for page in ("api.md", "errors.md"))
-    named = re.findall(r"^#+ (?:Given back: )?(\w+)$|^- `(\w+)`|^ *- \*\*(\w+)\*\*", stated, re.MULTILINE)
+    named = re.findall(r"^#+ (?:Returns: )?(\w+)$|^- `(\w+)`|^ *- \*\*(\w+)\*\*", stated, re.MULTILINE)
     assert set(nexar.__all__) <= {name for names in named for name in names}

@@ -8,11 +8,11 @@ from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from tests.conformance.collectives.cases import (
     Case,
-    complaints,
     every_algorithm,
     every_dtype_and_operation,
     every_verb,
-    play,
+    run_cases,
+    wrong_results,
 )
 from tests.conformance.worlds import TOPOLOGY
 from tests.ranks import on_every
@@ -24,7 +24,7 @@ SEGMENTED = Config(pipeline_segment_bytes=512, large_msg_bytes=1024, collective_
 
 def assert_right(size: int, cases: list[Case], config: Config = SETTINGS) -> None:
     with local_communicators(size, config) as world:
-        assert complaints(cases, on_every(world, partial(play, cases=cases))) == []
+        assert wrong_results(cases, on_every(world, partial(run_cases, cases=cases))) == []
 
 
 @pytest.mark.parametrize("size", WORLDS)

@@ -24,7 +24,7 @@ PATIENT = {"collective_timeout": 60.0}
 VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan")
 
 
-def bring(dtype: str, rank: int, count: int) -> np.ndarray:
+def contribution(dtype: str, rank: int, count: int) -> np.ndarray:
     """Numbers from 1 to 32 of either sign, with all the digits that the dtype has."""
     random = np.random.default_rng(rank)
     numbers = random.uniform(1, 2, count) * random.choice([-1.0, 1.0], count) * 2.0 ** random.integers(0, 5, count)
@@ -49,7 +49,7 @@ def wanted(verb: str, arrays: list[np.ndarray], rank: int, op: str) -> np.ndarra
 
 
 def assert_exact(comm: Communicator, verb: str, dtype: str, op: str, count: int, **more: object) -> None:
-    arrays = [bring(dtype, rank, count) for rank in range(comm.size)]
+    arrays = [contribution(dtype, rank, count) for rank in range(comm.size)]
     rooted = {"root": 1} if verb == "reduce" else {}
     got = getattr(comm, verb)(arrays[comm.rank].copy(), op, **rooted, **more)
     expected = wanted(verb, arrays, comm.rank, op)
@@ -126,7 +126,7 @@ def test_an_average_does_not_overflow_where_the_sum_would(large: bool) -> None:
 def test_a_deterministic_result_is_the_same_on_every_way() -> None:
     def run(comm: Communicator) -> list[bytes]:
         array = np.random.default_rng(comm.rank).normal(size=5000).astype(np.float16)
-        names = [name for name, each in algorithms_of(OperationCode.ALL_REDUCE).items() if each.folds]
+        names = [name for name, each in algorithms_of(OperationCode.ALL_REDUCE).items() if each.left_fold]
         found = [comm.all_reduce(array.copy(), "avg", algorithm=name, deterministic=True) for name in names]
         return [each.tobytes() for each in [*found, comm.all_reduce(array.copy(), "avg", deterministic=True)]]
 

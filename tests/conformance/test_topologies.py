@@ -14,7 +14,7 @@ from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.links.carrier_selection import is_relayed
 from nexar.topology import neighbors
-from tests.conformance.collectives.cases import complaints, every_algorithm, every_verb, play
+from tests.conformance.collectives.cases import every_algorithm, every_verb, run_cases, wrong_results
 from tests.conformance.worlds import ranks_over, world_over
 from tests.processes.scale import Report, sized
 from tests.ranks import EVENT_TIMEOUT, on_every
@@ -40,7 +40,7 @@ def test_every_verb_and_every_algorithm_is_right(topology: str, size: int) -> No
     )
     cases = [*every_verb(size, [0, size + 1, 997], ("float32",)), *every_algorithm(size, [997])]
     with local_communicators(size, config) as world:
-        assert complaints(cases, on_every(world, partial(play, cases=cases))) == []
+        assert wrong_results(cases, on_every(world, partial(run_cases, cases=cases))) == []
 
 
 def double(value: Any) -> Any:

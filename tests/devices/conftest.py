@@ -6,7 +6,7 @@ import pytest
 
 from nexar.communicator.communicator import Communicator
 from tests.conformance.worlds import ranks_over
-from tests.devices.verbs import SIZE
+from tests.devices.operations import SIZE
 from tests.ranks import EVENT_TIMEOUT
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 
 from nexar.communicator.communicator import Communicator
-from tests.devices.verbs import VERBS, Device
+from tests.devices.operations import OPERATIONS, Device
 
 
-def every_verb(comm: Communicator) -> int:
+def every_operation(comm: Communicator) -> int:
     """How many went well."""
     import torch
 
@@ -14,6 +14,6 @@ def every_verb(comm: Communicator) -> int:
         return torch.tensor(np.asarray(values), device="cuda")
 
     device = Device(make, lambda tensor: tensor.cpu().numpy(), torch.Tensor, torch.Tensor)
-    for verb in VERBS:
-        verb(comm, device)
-    return len(VERBS)
+    for operation in OPERATIONS:
+        operation(comm, device)
+    return len(OPERATIONS)

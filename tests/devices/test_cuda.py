@@ -1,4 +1,4 @@
-"""CUDA tensors, on a real GPU: every verb, the caller's stream, nothing but that stream, and what all of it costs.
+"""CUDA tensors, on a real GPU: every operation, the caller's stream, nothing but that stream, and what all of it costs.
 
 `make test-cuda` runs it with an interpreter that has torch and sees a GPU.
 """
@@ -11,11 +11,12 @@ import pytest
 
 import nexar
 from nexar.arrays.devices import ADAPTERS
+from nexar.arrays.dtypes import DTYPES
 from nexar.arrays.operand import adapt
 from nexar.communicator.communicator import Communicator
 from nexar.errors import DeviceError, UsageError
 from tests.devices import cuda_rank
-from tests.devices.verbs import SIZE, VERBS, Device, numbers, total
+from tests.devices.operations import OPERATIONS, SIZE, Device, numbers, total
 from tests.ranks import on_every
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -30,23 +31,19 @@ def make(values: Any) -> Any:
 
 
 DEVICE = Device(make, lambda tensor: tensor.cpu().numpy(), torch.Tensor, torch.Tensor)
-DTYPES = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e5m2",
-)  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
-def test_every_verb_takes_cuda_tensors_and_gives_them_back(world: list[Communicator], verb: Any) -> None:
-    on_every(world, lambda comm: verb(comm, DEVICE))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_every_verb_takes_cuda_tensors_and_gives_them_back(world: list[Communicator], operation: Any) -> None:
+    on_every(world, lambda comm: operation(comm, DEVICE))
 
 
 @pytest.mark.parametrize("transports", ["shm,tls", "tls"])
 def test_every_verb_between_processes_that_share_a_gpu(transports: str) -> None:
-    assert nexar.spawn(cuda_rank.every_verb, SIZE, transports=transports) == [len(VERBS)] * SIZE
+    assert nexar.spawn(cuda_rank.every_operation, SIZE, transports=transports) == [len(OPERATIONS)] * SIZE
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", list(map(str, DTYPES)))
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4)])
 def test_every_dtype_goes_to_the_host_and_back(name: str, shape: tuple[int, ...]) -> None:
     given = torch.ones(shape).to(getattr(torch, name)).cuda()

@@ -1,4 +1,4 @@
-"""Every verb with arrays of a device that no built-in adapter knows, and whose copies take their time."""
+"""Every operation with arrays of a device that no built-in adapter knows, and whose copies take their time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from nexar.arrays.devices import DeviceRegistry
 from nexar.collectives.requests import HALF_WRITTEN
 from nexar.communicator.communicator import Communicator
 from nexar.errors import DeviceError, NexarError, UsageError
-from tests.devices.verbs import VERBS, Device, numbers, total
+from tests.devices.operations import OPERATIONS, Device, numbers, total
 from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
 from tests.ranks import on_every
 
@@ -27,8 +27,8 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> DeviceRegistry:
 
 
 def test_every_verb_takes_arrays_of_a_device_and_gives_them_back(world: list[Communicator]) -> None:
-    for verb in VERBS:
-        on_every(world, lambda comm: verb(comm, DEVICE))  # noqa: B023
+    for operation in OPERATIONS:
+        on_every(world, lambda comm: operation(comm, DEVICE))  # noqa: B023
 
 
 def test_a_team_restores_arrays_of_a_device(pair: list[Communicator]) -> None:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from nexar.cluster.control_channel import MeshEvent, NeighbourDoubted
 from nexar.links.link import Link
 from nexar.links.relay.forwarding import HELD_BYTES, NOTICE_BYTES, RefusedSource
 from nexar.testing.faults import LinkStall, RefuseDial
@@ -28,7 +29,14 @@ class Forgery(Meshes):
         self.ids = [node.id for node in self.nodes]
         self.talks = [mesh.router.open(TALK) for mesh in self.meshes]
         self.doubts: list[int] = []
-        self.meshes[VICTIM].relay_routes.probe_neighbour = self.doubts.append
+        self.meshes[VICTIM].control.connect_events(self.happen)
+
+    def happen(self, event: MeshEvent) -> None:
+        if isinstance(event, NeighbourDoubted):
+            self.doubt(event.node)
+
+    def doubt(self, node: int) -> None:
+        self.doubts.append(node)
 
     def forge(self, number: int, text: bytes = b"I am the other one") -> None:
         """The first messages of a relayed link of the other's, over the hostile one."""
@@ -120,8 +128,8 @@ def test_who_really_lost_its_connection_is_relayed_over_others_as_soon_as_that_i
     for one, another in ((VICTIM, OTHER), (VICTIM, HOSTILE), (HOSTILE, OTHER)):
         three.link(one, another)
     own = three.linked_to(VICTIM, OTHER)
-    routes, dialer = three.meshes[VICTIM].relay_routes, three.nodes[VICTIM].dialer
-    routes.probe_neighbour = lambda _: dialer.run_in_thread(lambda: own.lose("no answer"))
+    dialer = three.nodes[VICTIM].dialer
+    three.doubt = lambda _: dialer.run_in_thread(lambda: own.lose("no answer"))  # type: ignore[method-assign]
     for one, another in ((OTHER, VICTIM), (VICTIM, OTHER)):
         three.faults.add(three.on_way(LinkStall, one, another), three.on_way(RefuseDial, one, another))
     three.linked_to(OTHER, VICTIM).lose("no answer")
@@ -179,7 +187,7 @@ def test_room_given_back_for_what_nobody_sent_is_not_remembered() -> None:
     world = SmallWorld(4)
     arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, 1, 1, 1, 0, 0, (0, 1, 99)))
     for step in range(10_000):
-        room = Frame(kind=int(FrameKind.ROOM), step=step, length=1)
+        room = Frame(kind=int(FrameKind.RELAY_CREDIT), step=step, length=1)
         world.nodes[1].relay.take(cast(Any, world.nodes[1].links[0]), room, memoryview(b""))
     hop = world.nodes[1].relay._neighbours.get(0)
     assert hop is not None

@@ -19,7 +19,7 @@ import numpy as np
 import nexar
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.request import wait_all
-from tests.conformance.collectives.cases import Case, every_algorithm, every_dtype_and_operation, every_verb, play
+from tests.conformance.collectives.cases import Case, every_algorithm, every_dtype_and_operation, every_verb, run_cases
 from tests.processes.scale import MIB
 
 SMALL = 8  # elements
@@ -57,7 +57,7 @@ def random_cases(size: int) -> list[Case]:
 
 def cases(comm: Communicator) -> Any:
     """Every verb against NumPy."""
-    judged = play(comm, sample(comm.size, len(comm.hosts)))
+    judged = run_cases(comm, sample(comm.size, len(comm.hosts)))
     schemes = sorted({scheme for link in comm._group.links().values() for scheme in link.schemes})
     return {"judged": judged, "schemes": schemes, "arena": comm._context.region is not None, "hosts": len(comm.hosts)}
 

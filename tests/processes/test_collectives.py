@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.collectives.cases import Judged, complaints
+from tests.conformance.collectives.cases import CaseResult, wrong_results
 from tests.processes.collectives_rank import GIB, sample
 from tests.processes.launcher import EVENT_TIMEOUT
 from tests.processes.nexar_command import Nexar, introductions
@@ -37,8 +37,8 @@ def run(
 
 def assert_right(hosts: str, scheme: str, folder: Path) -> dict[int, Any]:
     found = run("cases", hosts, scheme, folder=folder)
-    judged = [[Judged(*each) for each in found[rank]["judged"]] for rank in sorted(found)]
-    assert complaints(sample(len(found), hosts.count("+") + 1), judged) == []
+    judged = [[CaseResult(*each) for each in found[rank]["judged"]] for rank in sorted(found)]
+    assert wrong_results(sample(len(found), hosts.count("+") + 1), judged) == []
     return found
 
 

@@ -18,9 +18,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_publ
 
 from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.decisions.failure_detector import LivenessReport
+from nexar.cluster.decisions.membership_events import LossKind
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.membership import Member, Membership, decode_member, encode_membership
-from nexar.cluster.peer_probe import PingTable, probe_peer
+from nexar.cluster.peer_probe import PingTable, ended_on_this_host, probe_peer
 from nexar.config import Config
 from nexar.security.authority import Authority
 from nexar.wire.control import Pong
@@ -110,6 +111,24 @@ def test_a_process_that_is_killed_is_known_to_have_ended_within_milliseconds(
     assert failure.text.startswith("its process has ended (connection refused at ")
     measured(record_property, noticed_ms=(noticed - begin) * 1e3, certain_ms=(certain - begin) * 1e3)
     assert certain - begin < 2.0
+
+
+def test_a_process_of_this_host_is_known_to_have_ended_without_a_probe(record_property: Any) -> None:
+    with doomed(it_dials=True) as other:
+        assert ended_on_this_host(other.end.node, other.member) is None
+        other.process.kill()
+        assert other.process.stdout is not None
+        while other.process.stdout.read():
+            pass  # until the system has closed its descriptors
+        ended, failure = time.monotonic(), None
+        while failure is None and time.monotonic() < ended + EVENT_TIMEOUT:
+            failure = ended_on_this_host(other.end.node, other.member)
+        certain = time.monotonic()
+        eventually(lambda: other.end.ended, "the end of the line")
+    assert failure is not None
+    assert failure.kind is LossKind.ENDED
+    measured(record_property, certain_ms=round((certain - ended) * 1e3, 2))
+    assert certain - ended < 1.0  # 2 ms where it has a core to itself
 
 
 def test_a_process_that_ends_politely_leaves_no_hint() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nexar import Config, OperationTimeout, UsageError
 from nexar.launch import init, seed_process
-from nexar.launch.entry import ByFile, ByRankZero, ByTicket, ByToken
+from nexar.launch.entry import ByFile, BySeedOfRankZero, ByTicket, ByToken
 from nexar.launch.seed_process import SeedProcess
 from tests.processes import stand_ins
 from tests.processes.launcher import await_gone
@@ -114,7 +114,7 @@ def test_the_ranks_of_one_host_get_the_ticket_of_the_seed_that_rank_0_opened(fol
 def test_ranks_of_several_hosts_meet_by_token(folder, opens):
     for name in ("formed", "empty"):
         (folder / name).touch()
-    with init.open_entry(ByRankZero(TOKEN, "node1", 29501, 4, opens), Config()) as invitation:
+    with init.open_entry(BySeedOfRankZero(TOKEN, "node1", 29501, 4, opens), Config()) as invitation:
         assert invitation.addresses == ("node1:29501",)
 
 

@@ -13,9 +13,9 @@ from nexar.torch.calls import GroupCalls, SharedNode
 from tests.ranks import on_every
 
 if torch.__version__ < (2, 14):
-    from nexar.torch.process_group import NexarProcessGroup as Door
+    from nexar.torch.process_group import NexarProcessGroup as TorchGroup
 else:
-    from nexar.torch.backend import NexarBackend as Door
+    from nexar.torch.backend import NexarBackend as TorchGroup
 
 SIZE = 3
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
@@ -24,7 +24,7 @@ TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 @pytest.fixture
 def groups() -> Iterator[list[GroupCalls]]:
     with nexar.local(SIZE) as communicators:
-        made = [Door(each, 30.0, SharedNode(each, lambda: None)) for each in communicators]
+        made = [TorchGroup(each, 30.0, SharedNode(each, lambda: None)) for each in communicators]
         yield made
         for group in made:
             group.shutdown()
@@ -317,5 +317,5 @@ def test_ranks_that_disagree_raise_a_mismatch_also_through_futures():
         group.shutdown()
 
     with nexar.local(2) as communicators:
-        made = [Door(each, 30.0, SharedNode(each, lambda: None)) for each in communicators]
+        made = [TorchGroup(each, 30.0, SharedNode(each, lambda: None)) for each in communicators]
         on_every(list(enumerate(made)), task)

@@ -62,7 +62,7 @@ class CudaAdapter(DeviceAdapter):
         if not into.size:
             return CopyDone()
         with self._on(stream):
-            plain = [torch_tensors.plain(value) for value in values]
+            plain = [torch_tensors.numpy_compatible(value) for value in values]
             whole = plain[0] if len(plain) == 1 else torch_tensors.module().cat([each.reshape(-1) for each in plain])
             torch_tensors.plain_tensor_of(into).view(whole.shape).copy_(whole, non_blocking=True)
             return self._after(values, stream)
@@ -72,7 +72,7 @@ class CudaAdapter(DeviceAdapter):
             return CopyDone()
         with self._on(stream):
             host = torch_tensors.plain_tensor_of(source)
-            targets = [torch_tensors.plain(value) for value in values]
+            targets = [torch_tensors.numpy_compatible(value) for value in values]
             if len(targets) == 1:
                 targets[0].copy_(host.view(targets[0].shape), non_blocking=True)
             else:

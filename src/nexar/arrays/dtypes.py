@@ -32,6 +32,8 @@ _TYPES: Final[dict[int, np.dtype[Any]]] = {
     16: np.dtype(ml_dtypes.float8_e4m3fn),
     17: np.dtype(ml_dtypes.float8_e5m2),
 }
+DTYPES: Final = tuple(_TYPES.values())
+"""Every supported dtype, by wire number."""
 _CODES: Final[dict[np.dtype[Any], int]] = {dtype: code for code, dtype in _TYPES.items()}
 _KIND_NAMES: Final = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
 
@@ -40,7 +42,11 @@ def _kind_name(dtype: np.dtype[Any]) -> str:
     if dtype.kind in _KIND_NAMES:
         return _KIND_NAMES[dtype.kind]
     # The kind of most types of ml_dtypes, also of integers such as int4, is V.
-    return "integer" if dtype.name.startswith(("int", "uint")) else "float"
+    if dtype.name.startswith(("int", "uint")):
+        return "integer"
+    if dtype.name.startswith(("float", "bfloat")):
+        return "float"
+    raise TypeError(f"dtype {dtype} is neither an integer nor a float by its name; add its kind here")
 
 
 _KINDS: Final[dict[np.dtype[Any], str]] = {dtype: _kind_name(dtype) for dtype in _CODES}

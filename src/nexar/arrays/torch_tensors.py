@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from nexar.errors import UsageError
 
-FOREIGN: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
+EXCHANGED_AS_INTEGERS: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "bfloat16": ("int16", np.dtype(ml_dtypes.bfloat16)),
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
     "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
 }
 """The supported types that NumPy lacks, by their torch names: torch exchanges them as integers of the same size."""
-_NAMES: Final = {dtype: name for name, (_, dtype) in FOREIGN.items()}
+_NAMES: Final = {dtype: name for name, (_, dtype) in EXCHANGED_AS_INTEGERS.items()}
 _COMMON: Final = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
      "complex64", "complex128")
@@ -81,18 +81,18 @@ def require_dense_memory(tensor: Any) -> None:
 def dtype_of(tensor: Any) -> np.dtype[Any]:
     """Returns the NumPy dtype. Raises UsageError if there is none."""
     name = _name(tensor.dtype)
-    if name in FOREIGN:
-        return FOREIGN[name][1]
+    if name in EXCHANGED_AS_INTEGERS:
+        return EXCHANGED_AS_INTEGERS[name][1]
     if name not in _COMMON:
         raise UsageError(f"a torch tensor of {tensor.dtype} cannot be sent or reduced; convert it")
     return np.dtype(name)
 
 
-def plain(tensor: Any) -> Any:
+def numpy_compatible(tensor: Any) -> Any:
     """Returns the same memory, detached; as integers if NumPy lacks the type."""
     name = _name(tensor.dtype)
     values = tensor.detach()
-    return values.view(getattr(module(), FOREIGN[name][0])) if name in FOREIGN else values
+    return values.view(getattr(module(), EXCHANGED_AS_INTEGERS[name][0])) if name in EXCHANGED_AS_INTEGERS else values
 
 
 def tensor_of(array: NDArray[Any]) -> Any:
@@ -102,9 +102,9 @@ def tensor_of(array: NDArray[Any]) -> Any:
 
 
 def plain_tensor_of(array: NDArray[Any]) -> Any:
-    """Like `tensor_of`, in the type of `plain`."""
+    """Like `tensor_of`, in the type of `numpy_compatible`."""
     name = _NAMES.get(array.dtype)
-    return module().from_numpy(array if name is None else array.view(np.dtype(FOREIGN[name][0])))
+    return module().from_numpy(array if name is None else array.view(np.dtype(EXCHANGED_AS_INTEGERS[name][0])))
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> Any:

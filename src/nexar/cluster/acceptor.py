@@ -116,15 +116,19 @@ class PeerAcceptor:
     """The `Acceptor` of one node's transports. The driver calls its methods unless they say otherwise."""
 
     def __init__(
-        self, node: Node, peers: PeerTable, sidecars: SidecarDialer, on_refused: Callable[[str, str], None] | None
+        self,
+        node: Node,
+        peers: PeerTable,
+        sidecars: SidecarDialer,
+        liveness_connections: LivenessConnections | None,
+        on_refused: Callable[[str, str], None] | None,
     ) -> None:
         """`on_refused` receives address and reason."""
         self._node = node
         self._peers = peers
         self._sidecars = sidecars
         self.on_refused = on_refused
-        # Set before a peer can dial for a liveness connection.
-        self.liveness_connections: LivenessConnections | None = None
+        self._liveness_connections = liveness_connections
         self._arrivals = (
             IncomingLimit()
         )  # not links yet; guarded by the lock of the peer table; they wait here while the membership is unknown
@@ -208,16 +212,16 @@ class PeerAcceptor:
             dialer.decline(former.reason, expelled=former.epoch)
         elif fault is not None:
             self._decline(dialer, fault)
-        elif introduce.death_line and self.liveness_connections is not None:
+        elif introduce.death_line and self._liveness_connections is not None:
             self._remove_arrival(dialer.carrier)
-            self.liveness_connections.take(dialer, Introduced(rank=directory.rank, epoch=directory.membership.epoch))
+            self._liveness_connections.take(dialer, Introduced(rank=directory.rank, epoch=directory.membership.epoch))
         elif introduce.sidecar:
             dialer.welcome(Introduced(rank=directory.rank, epoch=directory.membership.epoch))
         else:
             self._decide(dialer, introduce)
 
     def _why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
-        connections = self.liveness_connections
+        connections = self._liveness_connections
         if introduce.death_line:
             return (
                 "this node keeps no liveness connections"

@@ -1,4 +1,4 @@
-"""Control messages: dispatch of received ones by type, reports of lost links, and sending to members without a link."""
+"""Control messages: dispatch of received ones by type, events of the mesh, and sending to members without a link."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -21,35 +22,77 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ControlHandler: TypeAlias = Callable[[Link, Message], None]
-LostHandler: TypeAlias = Callable[[Link, NexarError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """A link failed."""
+
+    link: Link
+    error: NexarError
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessConnectionLost:
+    """The liveness connection to a member broke."""
+
+    node: NodeId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLost:
+    """No relay route to a member is left."""
+
+    node: NodeId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourDoubted:
+    """A relay delivers frames of a member that has a direct connection to this node."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalReported:
+    """A peer says that this node was removed."""
+
+    epoch: int
+    reason: str
+
+
+MeshEvent: TypeAlias = LinkLost | LivenessConnectionLost | RouteLost | NeighbourDoubted | RemovalReported
 
 
 class ControlChannel:
-    """The driver calls the handlers without the node's lock; they must not block. A joiner has links, for its state,
-    before most handlers are connected.
+    """Handlers are called without the node's lock and must not block: those of messages by the driver, that of events
+    by any thread. A joiner has links, for its state, before most handlers are connected.
     """
 
     def __init__(self, rest: ControlHandler) -> None:
         """`rest` handles messages of types without a handler."""
         self._rest = rest
         self._handlers: dict[type[Message], ControlHandler] = {}  # written by one thread; dict methods are atomic
-        self._on_lost: LostHandler | None = None  # None: the loss of a link is not reported yet
+        # Written once. None: this node is no member yet, and events are dropped.
+        self._on_event: Callable[[MeshEvent], None] | None = None
 
     def connect(self, handler: ControlHandler, *kinds: type[Message]) -> None:
         """Handle messages of these types."""
         for kind in kinds:
             self._handlers[kind] = handler
 
-    def connect_lost(self, handler: LostHandler) -> None:
-        """Handle links that failed."""
-        self._on_lost = handler
+    def connect_events(self, handler: Callable[[MeshEvent], None]) -> None:
+        """Handle what the mesh notices."""
+        self._on_event = handler
 
     def control(self, link: Link, message: Message) -> None:
         self._handlers.get(type(message), self._rest)(link, message)
 
-    def lost(self, link: Link, error: NexarError) -> None:
-        if self._on_lost is not None:
-            self._on_lost(link, error)
+    def post(self, event: MeshEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
 
 
 MAX_QUEUED_MESSAGES: Final = 64  # per member; the newest are kept, and senders that need an answer ask again

@@ -73,8 +73,8 @@ class Dialer:
                 for scheme in schemes:
                     self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
                     is_last = scheme == schemes[-1]
-                    patience = self._stagger + self._own_delay()
-                    if race.is_settled(deadline if is_last else min(deadline, time.monotonic() + patience)):
+                    pause = self._stagger + self._own_delay()
+                    if race.is_settled(deadline if is_last else min(deadline, time.monotonic() + pause)):
                         break
             return race.result(deadline)
         except BaseException:

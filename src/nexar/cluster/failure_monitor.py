@@ -153,9 +153,14 @@ class FailureMonitor:
         """If a probe confirms it, the report is the cause if it outranks what the probe found."""
         with self._lock:
             known = self._death_reports.get(node)
-            if known is None or not known.outranks(report):
+            is_news = known is None or not known.outranks(report)
+            if is_news:
                 self._death_reports[node] = report
-        self._investigate(node, report)
+            is_lost, has_left = node in self._lost, node in self._goodbyes
+        if not is_lost:
+            self._investigate(node, report)
+        elif is_news and not has_left:
+            self._lose(node, report)
 
     def liveness_changed(self, report: LivenessReport) -> None:
         """Silence is a loss even if the link looks healthy; a stuck member is only noticed."""
@@ -221,6 +226,8 @@ class FailureMonitor:
         # The mark goes before the report, so that a later request gets a new probe.
         with self._lock:
             self._probing_requests.discard(node)
+            if loss is None:
+                self._lost.discard(node)
         self._report_event(ProbeFinished(node, loss))
 
     def close(self) -> None:
@@ -270,7 +277,7 @@ class FailureMonitor:
         if self._closed or node == self._node.id or self._mesh.directory.find(node) is None:
             return
         with self._lock:
-            if node in self._probing_hints:
+            if node in self._probing_hints or node in self._lost:  # a known loss needs no second probe
                 return
             self._probing_hints.add(node)
         ended = self._ended_here(node)
@@ -295,10 +302,12 @@ class FailureMonitor:
                 self._probing_hints.discard(node)
 
     def _conclude(self, node: NodeId, hint: Loss, found: Loss | None) -> None:
-        if found is None:
-            return
         with self._lock:
             goodbye, report = self._goodbyes.get(node), self._death_reports.get(node)
+            if found is None:
+                self._lost.discard(node)
+        if found is None:
+            return
         if goodbye is not None:
             self._report_left(node, goodbye)  # it left as it said, whatever the hint was
         elif report is not None and report.outranks(found):

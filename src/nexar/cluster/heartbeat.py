@@ -1,4 +1,4 @@
-"""Sends beats to the watchers of this node and checks the nodes it watches.
+"""Sends heartbeats to the watchers of this node and checks the nodes it watches.
 
 The control loop sends without blocking, so a peer that does not read delays no other. A node is watched from its first
 link until it leaves the membership.
@@ -21,7 +21,7 @@ from nexar.links.link import Link
 from nexar.types import NodeId
 from nexar.wire.control import Beat, CurrentCall
 
-_MAX_CALLS: Final = 16  # in one beat
+_MAX_CALLS: Final = 16  # in one heartbeat
 
 
 class Heartbeat:
@@ -61,18 +61,22 @@ class Heartbeat:
     # -- any thread --------------------------------------------------------------------------------------
 
     def adopt(self, membership: Membership) -> None:
-        """Known members stay known. A beat follows at once."""
+        """Known members stay known. A heartbeat follows at once if there is a new one."""
         rank = membership.rank_of(self._me)
         if rank is None:
             raise UsageError("this node is not in the membership that it is given")
         members, size, now = membership.members, membership.size, self._loop.now()
         with self._lock:
+            known = {*self._watchers, *self._watched}
             self._epoch = membership.epoch
             self._watchers = tuple(members[other].node for other in watchers(size, rank, self._topology))
             self._watched = tuple(members[other].node for other in watched(size, rank, self._topology))
             self._detector.watch(self._detector.watched & frozenset(self._watched), now)
-            self._next_beat = now
-        self._timer.wake_by(now)
+            has_new = not known.issuperset((*self._watchers, *self._watched))
+            if has_new:
+                self._next_beat = now
+        if has_new:  # otherwise the control loop would disturb the thread that builds the next communicator
+            self._timer.wake_by(now)
 
     def arrived(self, peer: NodeId, beat: Beat) -> None:
         """Never blocks."""

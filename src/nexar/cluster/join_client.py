@@ -270,7 +270,7 @@ class JoinedCluster:
     again: bool = False  # it had to reconnect and was a member already
 
 
-def patience(timeout: float) -> float:
+def answer_margin(timeout: float) -> float:
     """Seconds beyond the formation timeout for the seed's answer."""
     return GRACE + longest_extension(timeout)
 
@@ -306,7 +306,7 @@ class JoinClient:
 
     def join(self, request: RankRequest, on_current: OnCurrent | None = None) -> JoinedCluster:
         """Become a member; retries while the seed is away. Raises JoinRefused, SeedUnreachable, FormationTimeout or
-        VersionMismatch within the timeout (plus `patience` once admitted); DialCancelled. In a formed cluster,
+        VersionMismatch within the timeout (plus `answer_margin` once admitted); DialCancelled. In a formed cluster,
         `on_current` receives the membership to join; OperationTimeout after `join_timeout`.
         """
         deadline = time.monotonic() + self._timeout
@@ -426,7 +426,7 @@ class JoinClient:
         connection = JoinConnection(node.dialer.dial(self._addresses(), expected, deadline, failed=self._note_failure))
         try:
             with node.cancel_token.waking(connection.interrupt):
-                proof = connection.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
+                proof = connection.prove_each_other(invitation, node.id, role, node.schemes, deadline)
                 connection.send(ask(proof))
                 return connection, connection.expect(answer, deadline)
         except BaseException:
@@ -462,7 +462,7 @@ class JoinClient:
             with self._node.cancel_token.waking(connection.interrupt):
                 with suppress(SeedConnectionLost):  # messages that the seed sent before it closed are read below
                     connection.send(Ready())
-                return self._await_membership(connection, welcome, deadline + patience(self._timeout), on_current)
+                return self._await_membership(connection, welcome, deadline + answer_margin(self._timeout), on_current)
         except BaseException:
             connection.close("giving up")
             raise
@@ -505,7 +505,7 @@ class JoinClient:
                 return message
             if self._tell is not None and message.reports:
                 # The seed gives up earlier, unless it runs slowly.
-                self._tell(_missing(message) + seconds_left(deadline - patience(self._timeout)))
+                self._tell(_missing(message) + seconds_left(deadline - answer_margin(self._timeout)))
 
     def _ask_who_is_missing(self, connection: JoinConnection, deadline: float) -> None:
         # The members of a formed cluster decide themselves.
@@ -520,7 +520,7 @@ class JoinClient:
                 joined=["this node"],
                 expected=welcome.size,
                 refused={},
-                timeout=self._timeout + patience(self._timeout),
+                timeout=self._timeout + answer_margin(self._timeout),
             )
         waiting_for = "a checkpoint of the members, which would let this node in (NEXAR_JOIN_TIMEOUT_SECS)"
         return OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=self._join_timeout)

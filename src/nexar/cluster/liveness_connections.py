@@ -141,7 +141,7 @@ class LivenessConnections:
         self._finishing: set[LivenessConnection] = set()  # finished by this side, not yet by the peer
         self._closed = False
         self._timer = control_loop.call_at(None, self._on_timer)
-        if tcp_scheme(node.capabilities) is None:
+        if tcp_scheme(node.schemes) is None:
             _log.debug("no liveness connections without tls: only silence shows that a process died")
 
     # -- any thread --------------------------------------------------------------------------------------
@@ -157,24 +157,26 @@ class LivenessConnections:
             self._goals = {node: self._goal(member, now) for node, member in wanted.items() if self._dials(node)}
             gone = [self._connections.pop(node) for node in list(self._connections) if node not in wanted]
             self._finishing.update(connection for connection in gone if directory.find(connection.peer) is not None)
+            due = min((goal.due for goal in self._goals.values()), default=None)
         for connection in gone:
             if directory.find(connection.peer) is None:
                 connection.abort("you are no longer a member")
             else:
                 connection.finish()
-        self._timer.wake_by(now)
+        self._timer.wake_by(due)
 
     def _goal(self, member: Member, now: float) -> _WantedConnection:
+        """A new one is due now. Others are checked soon: not while the next communicator is built."""
         old = self._goals.get(member.node)
         if old is None:
             return _WantedConnection(member, since=now, due=now)
-        old.due, old.pause = now, _FIRST_PAUSE
+        old.due, old.pause = min(old.due, now + _FIRST_PAUSE), _FIRST_PAUSE
         return old
 
     def _dials(self, node: NodeId) -> bool:
         """The lower rank, if it has TLS. Under the lock."""
         directory = self._directory
-        if directory is None or tcp_scheme(self._node.capabilities) is None:
+        if directory is None or tcp_scheme(self._node.schemes) is None:
             return False
         return directory.rank < directory.rank_of(node)
 
@@ -240,7 +242,7 @@ class LivenessConnections:
         return sum(other.dialing for other in self._goals.values()) < _MAX_DIALS
 
     def _may_share_memory(self, member: Member) -> bool:
-        return member.host == self._node.host and shares_memory(member.capabilities & self._node.capabilities)
+        return member.host == self._node.host and shares_memory(member.capabilities & self._node.schemes)
 
     def _begin(self, goal: _WantedConnection, link: Link) -> Callable[[], None]:
         """Under the lock."""

@@ -13,15 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from nexar.cluster.acceptor import PeerAcceptor
-from nexar.cluster.control_channel import ControlChannel
+from nexar.cluster.control_channel import ControlChannel, LinkLost, LivenessConnectionLost, RemovalReported
 from nexar.cluster.decisions.failure_detector import watched, watchers
 from nexar.cluster.decisions.peering import LinkTurn, PeerDirectory
 from nexar.cluster.handshake import DialSuperseded, NoLongerMember, PeerDial, PeerDialFailed, SidecarDialer
+from nexar.cluster.liveness_connections import LivenessConnections
 from nexar.cluster.membership import Change, Member, Membership
 from nexar.cluster.node import Node
 from nexar.cluster.peer_table import CLOSED, LONGEST_CLOSE, PeerEntry, PeerTable, QuietLeavers, address_of, next_number
@@ -34,9 +35,6 @@ from nexar.topology import FULL_MESH
 from nexar.transport.base import Carrier
 from nexar.types import NodeId, Rank
 from nexar.wire.control import Introduced
-
-if TYPE_CHECKING:
-    from nexar.cluster.liveness_connections import LivenessConnections
 
 _LONGEST_DIAL: Final = 10.0
 """Seconds to connect, and for the lower node also to be answered. The higher one waits twice as long: the lower one
@@ -60,24 +58,26 @@ class Mesh:
         self._node = node
         self.router: Final = Router(node.id, node.config, node.progress)
         self.control: Final = ControlChannel(self.router.notices.arrived)
-        self.on_expelled: Callable[[int, str], None] | None = None
-        """Called with epoch and reason when a peer says that this node was removed. Set before the first membership."""
         self.quiet_leavers: Final = QuietLeavers()  # links to closed former members, until they end
         self._sidecars = SidecarDialer(node)
         self._peers = PeerTable(self.router, self.control.control, self._lost)
         self.relay_routes: Final = RelayRoutes(
-            node, self._peers, self.router, self.dial, control_loop=node.control_loop
+            node, self._peers, self.router, self.dial, self.control.post, control_loop=node.control_loop
         )
-        self.acceptor: Final = PeerAcceptor(node, self._peers, self._sidecars, on_refused)
+        self.liveness_connections: Final = self._make_liveness_connections()
+        self.acceptor: Final = PeerAcceptor(node, self._peers, self._sidecars, self.liveness_connections, on_refused)
+        self._timer = node.control_loop.call_at(None, self._lose_overdue)
 
-    @property
-    def liveness_connections(self) -> LivenessConnections | None:
-        """Set before a peer can dial for one."""
-        return self.acceptor.liveness_connections
-
-    @liveness_connections.setter
-    def liveness_connections(self, taker: LivenessConnections) -> None:
-        self.acceptor.liveness_connections = taker
+    def _make_liveness_connections(self) -> LivenessConnections | None:
+        """None if the peers are in this process: its threads do not end silently. The node runtime closes them."""
+        if not self._node.has_remote_peers:
+            return None
+        return LivenessConnections(
+            self._node,
+            self.links,
+            lambda node, cause: self.control.post(LivenessConnectionLost(node, cause)),
+            control_loop=self._node.control_loop,
+        )
 
     # -- membership ------------------------------------------------------------------------------------
 
@@ -96,11 +96,12 @@ class Mesh:
             direct = link.peer in quiet and not is_relayed(link.schemes)  # relayed data has all arrived (`settle`)
             if not (direct and self.quiet_leavers.keep(link, now)):
                 link.begin_close()
+        self._timer.wake_by(self.quiet_leavers.due())
         self.relay_routes.adopt()
         for carrier in early:
             self.acceptor.receive(carrier, directory)
 
-    def lose_overdue(self, now: float) -> float | None:
+    def _lose_overdue(self, now: float) -> float | None:
         """Lose links to nodes that closed LONGEST_CLOSE ago, so that calls end. Returns when to call again."""
         for link in self.quiet_leavers.overdue(now):
             link.lose(f"it closed {LONGEST_CLOSE:.0f} s ago, and nothing more came from it")
@@ -154,7 +155,7 @@ class Mesh:
         self.relay_routes.relay.lost(link)
         if self.quiet_leavers.forget(link):
             self._node.progress.run_soon(partial(_close, link))
-        self.control.lost(link, error)
+        self.control.post(LinkLost(link, error))
 
     def _next_turn(self, pair: PeerEntry, failures: int, deadline: float) -> LinkTurn:
         """Wait until no dial is pending. WAIT: it failed or is late."""
@@ -195,7 +196,7 @@ class Mesh:
             cause = None
         except NoLongerMember as gone:
             cause = str(gone)
-            self._expelled(gone)
+            self.control.post(RemovalReported(gone.epoch, gone.reason))
         except PeerDialFailed as failed:
             cause = str(failed)
         finally:
@@ -209,10 +210,6 @@ class Mesh:
     def _why_not_accepted(self, node: NodeId, claim: Introduced) -> str | None:
         # The membership may have changed since the dial began.
         return self._peers.known().why_not_accepted(node, claim)
-
-    def _expelled(self, gone: NoLongerMember) -> None:
-        if self.on_expelled is not None:
-            self.on_expelled(gone.epoch, gone.reason)
 
     # -- Acceptor: called by the driver ------------------------------------------------------------------
 
@@ -264,6 +261,7 @@ class Mesh:
         Relayed links come first, since they need the others. Links are aborted when all were silent for
         `heartbeat_timeout`; a slow peer gets LONGEST_CLOSE.
         """
+        self._timer.close()
         with self._peers.changed:
             self._peers.closed = True
             links = [*(pair.link for pair in self._peers.listed()), *self.quiet_leavers.links()]

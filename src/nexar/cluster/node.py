@@ -113,8 +113,8 @@ class Node:
         return tuple(scheme for scheme in self._by_scheme if not capabilities_of(scheme).shares_memory)
 
     @property
-    def capabilities(self) -> frozenset[str]:
-        """Names of its schemes, called as the field on the wire. What a transport can do: `capabilities_of`."""
+    def schemes(self) -> frozenset[str]:
+        """Names of its schemes; on the wire the field `capabilities`."""
         return frozenset(self._by_scheme)
 
     # -- incoming connections --------------------------------------------------------------------------

@@ -191,7 +191,8 @@ def ended_on_this_host(node: Node, member: Member) -> Loss | None:
     """
     if member.host != node.host:
         return None
-    addresses = _tcp_addresses(node, member)
+    tcp = tcp_scheme(member.addresses)
+    addresses = () if tcp is None else member.addresses[tcp]  # in any order: all must refuse
     return _ended(addresses) if addresses and all(map(_is_refused, addresses)) else None
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from nexar.cluster.control_channel import NeighbourDoubted, RouteLost
 from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
@@ -41,10 +42,11 @@ class RelayRoutes:
         peers: PeerTable,
         router: Router,
         dial: Callable[[NodeId, float], Link],
+        post: Callable[[RouteLost | NeighbourDoubted], None],
         *,
         control_loop: ControlLoop,
     ) -> None:
-        """`dial` opens a direct link. It blocks, and raises PeerLost."""
+        """`dial` opens a direct link. It blocks, and raises PeerLost. `post` must not block."""
         self._node = node
         self._peers = peers
         self._dial = dial
@@ -55,10 +57,7 @@ class RelayRoutes:
         self._severed: frozenset[NodeId] = frozenset()
         # Neighbours that only others reach. Replaced under the lock of the peer table, read without.
         self._last_checks: dict[NodeId, float] = {}  # time of the last probe; guarded by the lock of the peer table
-        self.probe_neighbour: Callable[[NodeId], None] = _ignore_probe
-        """Probes the connection to a member and loses its link if it is broken. Must not block. Set once."""
-        self.cut_off: Callable[[NodeId, str], None] = _ignore_cut_off
-        """Probes members without a relay route, given the reason. Must not block. Set once."""
+        self._post = post
         self.relay: Final = Relay(node.id, node.progress, router.deferred_io, self)
         router.relay = self.relay.take
         self._timer = control_loop.call_at(None, self.relay.tick)
@@ -134,7 +133,7 @@ class RelayRoutes:
         # The probe finishes sooner if the peer is dead.
         if self._closed or self._peers.closed or self._peers.known().find(node) is None:
             return False
-        self.cut_off(node, f"no route over other nodes is left: {why}")
+        self._post(RouteLost(node, f"no route over other nodes is left: {why}"))
         self._node.dialer.run_in_thread(partial(self._open, node, shortcut=True))
         return True
 
@@ -174,7 +173,7 @@ class RelayRoutes:
 
     def stats(self) -> dict[str, int]:
         relay = self.relay
-        counted = {"passed_on": relay.relayed, "refused": relay.refused, "dropped": relay.dropped}
+        counted = {"passed_on": relay.forwarded, "refused": relay.refused, "dropped": relay.dropped}
         return {**counted, "shortcuts": self.shortcuts}
 
     # -- links -------------------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class RelayRoutes:
                 with suppress(NexarError):  # no longer a member, or this node closes
                     self.relayed(node, time.monotonic())
 
-    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
+    def accept_link(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
         stale: Link | None = None
         with self._peers.changed:
             directory = self._peers.known()
@@ -240,7 +239,7 @@ class RelayRoutes:
                 return _LOST
             if since == 0 and pair.relay is not None:  # another thread has just made it
                 return pair.relay
-            if not self._is_believed(pair, header):
+            if not self._is_authentic(pair, header):
                 return RefusedSource.NOT_YET
             if since > 0:
                 stale, fresh = pair.link, self._peers.replace(pair, header.number)
@@ -255,7 +254,7 @@ class RelayRoutes:
         self._adopt_carrier(pair, carrier)
         return carrier
 
-    def _is_believed(self, pair: PeerEntry, header: RelayHeader) -> bool:
+    def _is_authentic(self, pair: PeerEntry, header: RelayHeader) -> bool:
         """Whether the frame comes from its source. Under the lock.
 
         A relay can forge frames. So while a direct connection exists, the first frame of another route must arrive over
@@ -275,13 +274,13 @@ class RelayRoutes:
             directory, pair = self._peers.known(), self._peers.get(node)
             if directory.find(node) is None or header.epoch > directory.membership.epoch:
                 return False  # the next membership decides
-            if pair is None or self._is_believed(pair, header):
+            if pair is None or self._is_authentic(pair, header):
                 return True
             is_due = now >= self._last_checks.get(node, 0.0) + _CHECK_INTERVAL
             if is_due:
                 self._last_checks[node] = now
         if is_due and pair.state.open:
-            self.probe_neighbour(node)
+            self._post(NeighbourDoubted(node))
         elif is_due:
             self.open(node)
         return False
@@ -296,11 +295,3 @@ class RelayRoutes:
         with self._peers.changed:
             pair.relayed = True
             self._peers.changed.notify_all()
-
-
-def _ignore_cut_off(_node: NodeId, _why: str) -> None:
-    """Ignored."""
-
-
-def _ignore_probe(_node: NodeId) -> None:
-    """Ignored."""

@@ -100,6 +100,13 @@ class SeedCallbacks:
     on_refused: Callable[[JoinRefused], None] = _ignore  # final
 
 
+class SeedLink(NamedTuple):
+    """What a member uses of its seed. Neither function blocks."""
+
+    send: Callable[[control.Message], bool]  # False: not connected
+    ping: Callable[[float, Callable[[bool], None]], None]  # calls the function: whether it answered in so many seconds
+
+
 class _Ping(NamedTuple):
     timer: Timer
     done: Callable[[bool], None]
@@ -116,18 +123,17 @@ class SeedSession:
         connect: Callable[[], JoinConnection],
         *,
         random: Random | None = None,
-        status_report: Callable[[], StatusReport | None] | None = None,
     ) -> None:
-        """`connect` attempts one connection. `status_report` returns a status report, if any; it must not block."""
+        """`connect` attempts one connection."""
         self._node = node
         self._connection = connection  # written by the session thread, used by any
         self._connect = connect
         self._listeners = SeedCallbacks()  # written by `start` before the thread runs
         self._random = random or Random()
         self._spread = self._random.random()
-        self._status_of_node = status_report
-        # Time of the next status report; written by the thread.
-        self._status_at = math.inf if status_report is None else time.monotonic()
+        # This and the next: written by `start` before the thread runs, then by the thread.
+        self._status_of_node: Callable[[], StatusReport | None] | None = None
+        self._status_at = math.inf  # time of the next status report
         self._answer_by = 0.0  # deadline of a renewal; written by the thread
         self._cluster, self._authority = welcome.cluster, welcome.authority
         self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
@@ -138,9 +144,16 @@ class SeedSession:
         self._has_message = threading.Event()  # set when a message finds no connection, and by `close`
         self._thread = threading.Thread(target=self._run, name="nexar-seed-session", daemon=True)
 
-    def start(self, listeners: SeedCallbacks) -> None:
+    def start(self, listeners: SeedCallbacks, status_report: Callable[[], StatusReport | None] | None = None) -> None:
+        """`status_report` returns a status report, if any; it must not block."""
         self._listeners = listeners
+        if status_report is not None:
+            self._status_of_node, self._status_at = status_report, time.monotonic()
         self._thread.start()
+
+    @property
+    def link(self) -> SeedLink:
+        return SeedLink(self.send_control, self.ping)
 
     def close(self, reason: str = "") -> None:
         """Notify the seed, end the thread and the node's dials. Idempotent."""

@@ -102,7 +102,7 @@ class FormationStatus:
         self._connected: set[NodeId] = set()  # connected members
         self._awaited: set[NodeId] = set()  # members of a resumed cluster that may still return
         self._launchers: set[NodeId] = set()  # connected launchers
-        self._patience = 0.0  # deadline of `_awaited`
+        self._return_deadline = 0.0  # deadline of `_awaited`
         self._wakers: set[Callable[[], None]] = set()
 
     @property
@@ -121,10 +121,10 @@ class FormationStatus:
                 self._awaited.intersection_update(member.node for member in membership.members)
                 self._notify()
 
-    def resumed(self, membership: Membership, patience: float) -> None:
-        """Members may return until `patience` (time.monotonic)."""
+    def resumed(self, membership: Membership, return_deadline: float) -> None:
+        """Members may return until `return_deadline` (time.monotonic)."""
         with self._changed:
-            self._membership, self._patience = membership, patience
+            self._membership, self._return_deadline = membership, return_deadline
             self._awaited = {member.node for member in membership.members}
             self._notify()
 
@@ -202,7 +202,7 @@ class FormationStatus:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._is_empty():
-                if not self._wait(deadline, self._patience):
+                if not self._wait(deadline, self._return_deadline):
                     return False
             return True
 
@@ -237,7 +237,7 @@ class FormationStatus:
             return True
         if self._membership is None or self._connected:
             return False
-        return not self._awaited or time.monotonic() >= self._patience
+        return not self._awaited or time.monotonic() >= self._return_deadline
 
 
 _LOST: Final = ("gone", "refused")

@@ -23,8 +23,10 @@ from nexar.transport.registry import (
     is_installed,
     load,
     node_port_schemes,
+    opened_on_request,
     package_error,
     schemes,
+    why_not_opened,
 )
 from nexar.transport.sleeper import PollSleeper
 
@@ -122,12 +124,6 @@ _NO_OVERRIDES: Final[Mapping[str, Any]] = MappingProxyType({})
 _KEEP_ALIVE_INTERVAL: Final = 5.0
 _IDLE_TIMEOUT: Final = 30.0
 _MAX_IDLE_TIMEOUT: Final = 1e6
-_OPENED_OWN: Final = frozenset({"shm", "quic", "tls"})  # nexar's own schemes that `_Opening` opens
-_REMEDIES: Final = {
-    "memory": "memory connects nodes of one process, in tests only: leave it out",
-    "tcp": "tcp is used only for large payloads: leave it out, and set NEXAR_ENCRYPT_BULK_TRANSPORT=0",
-}
-"""For nexar's own schemes that no node opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +147,7 @@ def usable_schemes(config: Config) -> tuple[str, ...]:
         raise ConfigError(
             variable="NEXAR_TRANSPORTS",
             value=",".join(config.transports),
-            allowed="shm, quic, tls and registered transports",
+            allowed=f"{', '.join(opened_on_request())} and registered transports",
             hint=problem,
         )
     found = tuple(filter(is_installed, config.transports))
@@ -168,11 +164,9 @@ def usable_schemes(config: Config) -> tuple[str, ...]:
 
 
 def _why_not_opened(scheme: str) -> str | None:
-    if scheme in _OPENED_OWN:
-        return None
     if is_builtin(scheme):
-        return _REMEDIES.get(scheme, f"a node cannot open {scheme}: leave it out")
-    known = [each for each in schemes() if each in _OPENED_OWN or not is_builtin(each)]
+        return why_not_opened(scheme)
+    known = [each for each in schemes() if not is_builtin(each) or why_not_opened(each) is None]
     near = difflib.get_close_matches(scheme, known, n=1)
     unknown = f"unknown transport {scheme!r}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
     return None if scheme in known else unknown

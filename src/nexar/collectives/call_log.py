@@ -268,13 +268,14 @@ class CallLog:
             if invalid or not self._aborted.add(notice):
                 return
             entry = self._open.get(notice.sequence)
+            operation = self._mismatch_detector.operation_of(notice.sequence)
             for each in list(self._open.values()):
                 if each is entry or (notice.closed and each.sequence > notice.sequence):
                     each.finish(error_of(notice, each, self._notice_sender.known, self._rank))
         self._notice_sender.send_all(notice, sender)
         if entry is None and notice.timeout and any(culprit.rank == self._rank for culprit in notice.culprits):
             # The user's code computes or hangs; the dump shows where.
-            self._failed(timeout_caused_here(notice, self._rank))
+            self._failed(timeout_caused_here(notice, self._rank, operation))
 
     def _on_query(self, sender: Link, notice: ProgressQuery) -> None:
         if self._closing_notice is not None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from nexar.cluster.membership import Member, Membership
 from nexar.collectives.call import Call
-from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.fingerprint import Fingerprint, operation_name
 from nexar.errors import (
     Cancelled,
     CollectiveMismatch,
@@ -138,12 +138,11 @@ def error_of(notice: CallAborted, entry: Call, known: Callable[[Rank], AwaitedPe
     return Cancelled(operation=entry.name, reason=notice.reason, rank=notice.rank)
 
 
-def timeout_caused_here(notice: CallAborted, rank: Rank) -> CollectiveTimeout:
-    """A timeout for the dump of this rank, which others missed; not raised."""
+def timeout_caused_here(notice: CallAborted, rank: Rank, operation: int) -> CollectiveTimeout:
+    """A timeout for the dump of this rank, which others missed; not raised. `operation`: a code, 0 if unknown."""
     awaited = [AwaitedPeer(rank=rank, missing=each.missing) for each in notice.culprits if each.rank == rank]
-    operation = awaited[0].missing.partition(" #")[0] if awaited else ""
     return CollectiveTimeout(
-        operation=operation or "a collective",
+        operation=operation_name(operation) if operation else "a collective",
         sequence=notice.sequence,
         waiting_for=awaited,
         timeout=notice.timeout,

@@ -21,7 +21,7 @@ from nexar.collectives.call_log import CallLog
 from nexar.collectives.executor import Kernels, Run, RunContext, ScratchMemory, execute
 from nexar.collectives.fingerprint import Fingerprint, code_of_algorithm, rooted
 from nexar.collectives.flight_recorder import FlightRecorder
-from nexar.collectives.operations import COLLECTIVES, Facts, OperationCode, buffers, steps
+from nexar.collectives.operations import COLLECTIVES, OperationCode, SelectionFacts, buffers, steps
 from nexar.collectives.requests import CallRunner, PendingCollective
 from nexar.collectives.schedule import Program, compile_steps
 from nexar.collectives.schedules.algorithm import Shape
@@ -153,9 +153,9 @@ class CollectiveContext:
         narrow = reduction is not None and rounds(reduction, dtype)
         return choose_algorithm(replace(facts, rounds=narrow), None)
 
-    def _facts(self, operation: OperationCode, count: int, size_bytes: int, hosts: tuple[int, ...]) -> Facts:
+    def _facts(self, operation: OperationCode, count: int, size_bytes: int, hosts: tuple[int, ...]) -> SelectionFacts:
         config = self.config
-        return Facts(
+        return SelectionFacts(
             operation=operation,
             size_bytes=size_bytes,
             count=count,

@@ -79,7 +79,7 @@ def _run_gather_v(context: CollectiveContext, call: RegionCall, array: NDArray[A
     return [array.copy() if each == rank else found[each] for each in range(size)]
 
 
-SMALL_WORLD: Final = 8
+DIRECT_SCATTER_BELOW: Final = 8
 """Below, the root sends every block itself."""
 _SCATTER: Final = OperationCode.SCATTER
 
@@ -92,7 +92,7 @@ def scatter(
     options: CallOptions = PLAIN,
 ) -> PendingCollective:
     """Send one of the root's `blocks` to each rank. The result is a new array."""
-    equal = code is _SCATTER and (options.algorithm is not None or context.group.size >= SMALL_WORLD)
+    equal = code is _SCATTER and (options.algorithm is not None or context.group.size >= DIRECT_SCATTER_BELOW)
     if equal:
         context.choose(_SCATTER, 0, None, options)  # raises UsageError for an unknown algorithm, on all ranks alike
     algorithm_code = ROOTS_CHOICE if options.algorithm is None else options.algorithm_code(options.algorithm)

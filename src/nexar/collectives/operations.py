@@ -1,7 +1,7 @@
 """The table of collective operations: numbers, schedules, selection of algorithms, and what a call needs.
 
 `COLLECTIVES` has a row for each operation. The communicator's methods, the executor, the call log, traces and the
-reference read it, so a new operation needs a row here, its schedule and its public method.
+reference read it. docs/howto/write-a-collective.md lists what else a new operation needs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AlgorithmCode(IntEnum):
 
 
 @dataclass(frozen=True)
-class Facts:
+class SelectionFacts:
     """What a selection depends on, equal on all ranks."""
 
     operation: OperationCode
@@ -155,11 +155,11 @@ class Facts:
         return self.is_large and not self.is_cube
 
 
-def _barrier(facts: Facts) -> str:
+def _barrier(facts: SelectionFacts) -> str:
     return "two_phase" if facts.size < 5 else "dissemination"
 
 
-def _all_reduce(facts: Facts) -> str:
+def _all_reduce(facts: SelectionFacts) -> str:
     """For two ranks, one exchange has half a ring's latency; beyond the cache a ring computes less."""
     if facts.is_small or (facts.size == 2 and facts.size_bytes <= 4 * facts.large_msg_bytes):
         return "recursive_doubling"
@@ -168,20 +168,20 @@ def _all_reduce(facts: Facts) -> str:
     return "ring" if facts.suits_a_ring else "halving_doubling"
 
 
-def _choose_ordered(facts: Facts) -> str:
+def _choose_ordered(facts: SelectionFacts) -> str:
     if facts.deterministic:
         return "gather_fold" if facts.size_bytes * facts.size < _SMALL_BYTES else "direct"
     return facts.collective.choose(facts) if facts.is_small else "direct"
 
 
-def _choose_single_rounding(facts: Facts) -> str:
+def _choose_single_rounding(facts: SelectionFacts) -> str:
     """Small arrays are sent as float32. Else one rank receives all contributions to a share: no more bytes than a
     ring.
     """
     return "direct" if facts.suits_direct else facts.collective.choose(facts)
 
 
-def _broadcast(facts: Facts) -> str:
+def _broadcast(facts: SelectionFacts) -> str:
     if facts.is_sparse:
         return "spanning_tree"
     if facts.size < 4 and not facts.is_large:
@@ -191,19 +191,19 @@ def _broadcast(facts: Facts) -> str:
     return "chain" if facts.is_large else "scatter_all_gather"
 
 
-def _reduce(facts: Facts) -> str:
+def _reduce(facts: SelectionFacts) -> str:
     if not facts.is_small:
         return "reduce_scatter_gather"
     return "flat" if facts.size < 4 else "tree"
 
 
-def _reduce_single_rounding(facts: Facts) -> str:
+def _reduce_single_rounding(facts: SelectionFacts) -> str:
     if facts.is_small and facts.size < 4:
         return "gather_fold"
     return "direct" if not facts.is_small and not facts.is_sparse else _reduce(facts)
 
 
-def _all_gather(facts: Facts) -> str:
+def _all_gather(facts: SelectionFacts) -> str:
     if facts.size < 4:
         return "direct"
     if facts.suits_a_pipeline:
@@ -213,7 +213,7 @@ def _all_gather(facts: Facts) -> str:
     return "ring" if facts.suits_a_ring and not facts.is_small else "bruck"
 
 
-def _reduce_scatter(facts: Facts) -> str:
+def _reduce_scatter(facts: SelectionFacts) -> str:
     if facts.is_small:
         return "halving"
     if facts.suits_a_pipeline:
@@ -221,22 +221,22 @@ def _reduce_scatter(facts: Facts) -> str:
     return "ring" if facts.suits_a_ring else "halving"
 
 
-def _all_to_all(facts: Facts) -> str:
+def _all_to_all(facts: SelectionFacts) -> str:
     return "direct" if facts.size < 4 or facts.is_small else "pairwise"
 
 
-def _to_or_from_root(facts: Facts) -> str:
+def _to_or_from_root(facts: SelectionFacts) -> str:
     """A tree requires that ranks know the others' block sizes."""
     if facts.collective.counts_at_root or facts.size < 8 or facts.size_bytes > _BLOCK_BYTES:
         return "flat"
     return "tree"
 
 
-def _scan(facts: Facts) -> str:
+def _scan(facts: SelectionFacts) -> str:
     return "chain" if facts.is_large else "recursive_doubling"
 
 
-def _scan_ordered(facts: Facts) -> str:
+def _scan_ordered(facts: SelectionFacts) -> str:
     return "chain" if facts.deterministic else _scan(facts)
 
 
@@ -284,13 +284,13 @@ class Collective:
     code: OperationCode
     layout: Layout
     algorithms: Mapping[str, Algorithm]
-    """By name. `ordered` and `folds` are true for those of operations without arithmetic."""
-    choose: Callable[[Facts], str]
+    """By name. `ordered` and `left_fold` are true for those of operations without arithmetic."""
+    choose: Callable[[SelectionFacts], str]
     """Returns the default algorithm."""
     _: KW_ONLY
-    choose_ordered: Callable[[Facts], str] | None = None
+    choose_ordered: Callable[[SelectionFacts], str] | None = None
     """The same, if operands must be combined in rank order; None: as `choose`."""
-    choose_single_rounding: Callable[[Facts], str] | None = None
+    choose_single_rounding: Callable[[SelectionFacts], str] | None = None
     """The same for narrow floats on three ranks or more, to round an element once; None: as `choose`."""
     root: RootRole = RootRole.NONE
     operands: Callable[[int, int], int] | None = None
@@ -298,7 +298,7 @@ class Collective:
     the identity.
     """
     shared_memory: bool = False
-    """Ranks of one host can do it in the shared region (nexar.collectives.shared_region)."""
+    """Ranks of one host can do it in the shared region: a method of SharedRegion, in `prepared_call._IN_REGION`."""
     two_level: bool = False
     """It can be done in each host first, and then between hosts."""
     synchronous: bool = False
@@ -306,7 +306,7 @@ class Collective:
     counts_at_root: bool = False
     """Only the root knows the sizes of all blocks."""
     same_as: OperationCode | None = None
-    """A variant: it uses the algorithms of that operation."""
+    """A variant: if it runs a schedule, then one of that operation. Variants with arrays of any shape run none."""
 
     @cached_property
     def name(self) -> str:
@@ -498,12 +498,12 @@ _OWN_ALGORITHMS: Final = (
         Layout.EXCHANGED,
         {
             "direct": Algorithm(
-                lambda s: direct.direct_all_to_all(s.rank, s.size, s.inputs, s.outputs),
+                lambda s: direct.direct_all_to_all(s.rank, s.size, s.blocks),
                 CostFormulas("1", "c * (n - 1)", "c * n"),
                 output_buffer,
             ),
             "pairwise": Algorithm(
-                lambda s: ring.pairwise_all_to_all(s.rank, s.size, s.inputs, s.outputs),
+                lambda s: ring.pairwise_all_to_all(s.rank, s.size, s.blocks),
                 CostFormulas("n - 1", "c * (n - 1)", "c * n"),
                 output_buffer,
             ),

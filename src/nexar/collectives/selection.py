@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from nexar.collectives.operations import Facts, algorithms_of
+from nexar.collectives.operations import SelectionFacts, algorithms_of
 from nexar.errors import UsageError
 
 SHARED_MEMORY: Final = "shared_memory"
@@ -14,7 +14,7 @@ TWO_LEVEL: Final = "two_level"
 _TWO_LEVEL_BYTES: Final = 64 * 1024
 
 
-def choose_algorithm(facts: Facts, algorithm: str | None) -> str:
+def choose_algorithm(facts: SelectionFacts, algorithm: str | None) -> str:
     """UsageError if a forced algorithm does not suit the call."""
     if algorithm is not None:
         return _forced(facts, algorithm)
@@ -25,7 +25,7 @@ def choose_algorithm(facts: Facts, algorithm: str | None) -> str:
     return _default(facts)(facts)
 
 
-def _default(facts: Facts) -> Callable[[Facts], str]:
+def _default(facts: SelectionFacts) -> Callable[[SelectionFacts], str]:
     row = facts.collective
     if facts.deterministic or not facts.commutative:
         return row.choose_ordered or row.choose
@@ -34,13 +34,13 @@ def _default(facts: Facts) -> Callable[[Facts], str]:
     return row.choose
 
 
-def allowed_algorithms(facts: Facts) -> list[str]:
+def allowed_algorithms(facts: SelectionFacts) -> list[str]:
     """Names that suit the call, sorted."""
     names = [SHARED_MEMORY, TWO_LEVEL, *algorithms_of(facts.operation)]
     return sorted(name for name in names if _why_not(facts, name) is None)
 
 
-def _forced(facts: Facts, algorithm: str) -> str:
+def _forced(facts: SelectionFacts, algorithm: str) -> str:
     reason = _why_not(facts, algorithm)
     if reason is None:
         return algorithm
@@ -48,7 +48,7 @@ def _forced(facts: Facts, algorithm: str) -> str:
     raise UsageError(f"algorithm={algorithm!r} {reason}; allowed for this {facts.operation.name.lower()}: {names}")
 
 
-def _why_not(facts: Facts, name: str) -> str | None:
+def _why_not(facts: SelectionFacts, name: str) -> str | None:
     if name == SHARED_MEMORY:
         return _why_not_shared_memory(facts)
     if name == TWO_LEVEL:
@@ -58,12 +58,12 @@ def _why_not(facts: Facts, name: str) -> str | None:
         return "does not exist for this operation"
     if not found.ordered and not facts.commutative:
         return "does not keep rank order, which a non-commutative reduction needs"
-    if not found.folds and facts.deterministic:
+    if not found.left_fold and facts.deterministic:
         return "does not fold in rank order, which deterministic=True requires"
     return None
 
 
-def _why_not_shared_memory(facts: Facts) -> str | None:
+def _why_not_shared_memory(facts: SelectionFacts) -> str | None:
     if not facts.collective.shared_memory:
         return "does not exist for this operation"
     if len(facts.hosts) > 1:
@@ -71,7 +71,7 @@ def _why_not_shared_memory(facts: Facts) -> str | None:
     return None if facts.shared_memory else "needs shared memory, and the ranks do not share memory"
 
 
-def _why_not_two_level(facts: Facts) -> str | None:
+def _why_not_two_level(facts: SelectionFacts) -> str | None:
     if not facts.collective.two_level:
         return "does not exist for this operation"
     if len(facts.hosts) < 2 or max(facts.hosts) < 2:

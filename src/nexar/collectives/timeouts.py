@@ -66,11 +66,11 @@ def decide(
     newest = max([entry.moved_at, *(now - age for age in ages if age >= 0)])
     if newest + timeout > now:
         return newest + timeout
-    blamed = [_blamed(entry.name, known, reports.get(rank)) for rank, known in asked.items()]
+    blamed = [_missing_peer(entry.name, known, reports.get(rank)) for rank, known in asked.items()]
     return tuple(each for each in blamed if each is not None)
 
 
-def _blamed(call: str, known: AwaitedPeer, report: ProgressReply | None) -> AwaitedPeer | None:
+def _missing_peer(call: str, known: AwaitedPeer, report: ProgressReply | None) -> AwaitedPeer | None:
     if report is None:
         return replace(known, missing=f"{call}, it did not answer")
     if report.state in ("in", "done"):

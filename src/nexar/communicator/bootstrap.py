@@ -1,7 +1,7 @@
 """Start of a node: from settings and an invitation to the first communicator.
 
 Each member reports whether its first communicator is made, and the seed sends all the same answer: started or failed
-(`cluster.decisions.starting`).
+(`cluster.decisions.admission.PendingStart`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.decisions.admission import START_TIMEOUT
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
 from nexar.cluster.decisions.failure_detector import LONGEST
+from nexar.cluster.decisions.membership_events import ChangeRequested
+from nexar.cluster.decisions.successor_events import Terminate, Terminated, TerminationKind
 from nexar.cluster.join_client import GRACE, JoinClient, JoinConnection, JoinedCluster, RankRequest, formation_error
 from nexar.cluster.membership import WORLD, Membership
 from nexar.cluster.mesh import Mesh
@@ -176,12 +178,11 @@ def bootstrap(
             node, invitation, timeout=timeout, join_timeout=join_timeout, tell=tell, tells_for_host=tells_for_host
         )
         joined = worker.join(request, mesh.adopt)
-        runtime = NodeRuntime(node, mesh, joined.membership)
-        runtime.state = receiver.state
-        session = _open_seed_session(runtime, invitation, request, joined)
+        session = _open_seed_session(node, mesh, invitation, request, joined)
+        ends = ExitStack()
+        wrap = communicator_factory(ends.close)
+        runtime = NodeRuntime(node, mesh, joined.membership, seed=session.link, wrap=wrap, state=receiver.state)
         start_barrier = _start_barrier(runtime, joined, session.send) if joined.membership.epoch == 1 else None
-        runtime.send_to_seed = session.send_control
-        runtime.ping_seed = session.ping
         undo.callback(session.close)
         undo.callback(runtime.close)
         if joined.membership.epoch == 1:
@@ -190,9 +191,7 @@ def bootstrap(
             deadline = deadline_after(config.recovery_timeout)
         mesh.adopt(joined.membership)
         # After adopt(): the seed may report joiners at once, and only a mesh with members expects them.
-        session.start(_seed_callbacks(runtime, start_barrier))
-        ends = ExitStack()
-        runtime.successors.wrap = communicator_factory(runtime, ends.close)
+        session.start(_seed_callbacks(runtime, start_barrier), runtime.status_report)
         catch_up(runtime, joined)
         if start_barrier is None:
             world = begin_world(runtime, joined.membership, deadline)
@@ -240,24 +239,25 @@ def open_mesh(node: Node) -> Mesh:
     return mesh
 
 
-def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Callable[[Generation], Communicator]:
+def communicator_factory(leave: Callable[[], None]) -> Callable[[NodeRuntime, Generation], Communicator]:
     """Closing the world's communicator leaves the cluster; closing another is local and notifies only members that
     wait in it.
     """
 
-    def close_part(generation: Generation) -> None:
+    def close_part(runtime: NodeRuntime, generation: Generation) -> None:
         generation.leave()
         runtime.successors.forget(generation)
 
-    def drop_part(generation: Generation) -> None:
+    def drop_part(runtime: NodeRuntime, generation: Generation) -> None:
         """The garbage collector calls this under any lock, and closing may block."""
-        runtime.node.progress.run_soon(partial(runtime.node.background.submit, partial(close_part, generation)))
+        close = partial(close_part, runtime, generation)
+        runtime.node.progress.run_soon(partial(runtime.node.background.submit, close))
 
-    def wrap(generation: Generation) -> Communicator:
+    def wrap(runtime: NodeRuntime, generation: Generation) -> Communicator:
         if generation.communicator == WORLD:
             return Communicator(generation, runtime, leave)
-        part = Communicator(generation, runtime, partial(close_part, generation))
-        dropped = finalize(part, drop_part, generation)
+        part = Communicator(generation, runtime, partial(close_part, runtime, generation))
+        dropped = finalize(part, drop_part, runtime, generation)
         dropped.atexit = False  # the node closes all its communicators at exit
         generation.when_closed.append(dropped.detach)
         return part
@@ -268,7 +268,7 @@ def communicator_factory(runtime: NodeRuntime, leave: Callable[[], None]) -> Cal
 def catch_up(runtime: NodeRuntime, joined: JoinedCluster) -> None:
     """Renew the world if this node missed its admission: its membership may be outdated."""
     if joined.again and joined.membership.epoch > 1:
-        runtime.successors.renew((WORLD,), 0)
+        runtime.put(ChangeRequested(renewed=(WORLD,)))
 
 
 def start_world(
@@ -313,22 +313,20 @@ def _start_barrier(runtime: NodeRuntime, joined: JoinedCluster, tell: Callable[[
         raise InternalError("the seed committed a membership to a node that is not in it")
 
     def interrupt(error: NexarError) -> None:
-        runtime.successors.end_all(lambda _: error)
+        runtime.put(Terminate(Terminated(TerminationKind.NOT_STARTED, reason=str(error))))
         runtime.node.cancel_token.cancel()  # dials that open links for it
 
     return StartBarrier(joined.membership, rank, interrupt, tell)
 
 
 def _open_seed_session(
-    runtime: NodeRuntime, invitation: Invitation, request: RankRequest, joined: JoinedCluster
+    node: Node, mesh: Mesh, invitation: Invitation, request: RankRequest, joined: JoinedCluster
 ) -> SeedSession:
-    node = runtime.node
-
     def rejoin() -> JoinConnection:
-        now = replace(request, epoch=runtime.membership_service.membership.epoch)
+        now = replace(request, epoch=mesh.directory.membership.epoch)
         return JoinClient(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).connection
 
-    return SeedSession(node, joined.connection, joined.welcome, rejoin, status_report=runtime.status_report)
+    return SeedSession(node, joined.connection, joined.welcome, rejoin)
 
 
 def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None) -> SeedCallbacks:

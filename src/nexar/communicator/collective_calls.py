@@ -90,15 +90,17 @@ def start_new(
     reduction = None if row.operands is None else _new_reduction(row, op, given.array, commutative=commutative)
     shape, spans = _result_shape(context, row, given.array, counts)
     has_result = row.root is not _TARGET or group.rank == rank_of_root
-    room = _room(memory, given, shape, out) if has_result else None
+    output = _output(memory, given, shape, out) if has_result else None
     source, target = _flat(given.array), None
-    if room is not None:
-        target = _flat(room.array)
+    if output is not None:
+        target = _flat(output.array)
         if row.layout is _COPY or np.may_share_memory(source, target):
             source = _separate(memory, row, source, target, group.rank)
     arrays = CallArrays(source, target, reduction, rank_of_root, spans, counts is not None)
     work = begin_call(context, row, arrays, options).failing(memory.error)
-    return work.map_result(lambda _: None if room is None else _new_result(given, room, out), writes=_writes(room, out))
+    return work.map_result(
+        lambda _: None if output is None else _new_result(given, output, out), writes=_writes(output, out)
+    )
 
 
 def _new_reduction(row: Collective, op: Op, array: NDArray[Any], *, commutative: bool) -> Reduction:
@@ -143,15 +145,15 @@ def scatter(context: CollectiveContext, array: Any, root: int, out: Any, options
     root = context.group.check(root)
     memory = Allocations()
     given = memory.adapt(array) if context.group.rank == root else None
-    room = None if out is None else memory.adapt(out, writable=True, read=False)
+    output = None if out is None else memory.adapt(out, writable=True, read=False)
     blocks = None if given is None else _blocks(given.array, context.group.size, "scatter")
     work = data_movement.scatter(context, blocks, root, OperationCode.SCATTER, options).failing(memory.error)
 
     def made(block: NDArray[Any]) -> Any:
-        if room is None:
+        if output is None:
             return block if given is None else given.like(block)
-        _fill(room, block, root)
-        return _in_place_result(room)
+        _fill(output, block, root)
+        return _in_place_result(output)
 
     return work.map_result(made)
 
@@ -220,16 +222,16 @@ def _target(memory: Allocations, given: Operand, out: object) -> Operand:
     return target
 
 
-def _room(memory: Allocations, given: Operand, shape: tuple[int, ...], out: Any) -> Operand:
+def _output(memory: Allocations, given: Operand, shape: tuple[int, ...], out: Any) -> Operand:
     if out is None:
         return memory.allocate(given, shape)
-    room = memory.adapt(out, writable=True, read=False)
-    _fit(room, shape, given.array.dtype)
-    return room
+    output = memory.adapt(out, writable=True, read=False)
+    _fit(output, shape, given.array.dtype)
+    return output
 
 
-def _fit(room: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    found = room.array
+def _fit(output: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    found = output.array
     if found.dtype != dtype or found.size != math.prod(shape):
         raise UsageError(
             f"out= is {found.dtype}{list(found.shape)}, but the result is {dtype}{list(shape)}; "
@@ -237,12 +239,12 @@ def _fit(room: Operand, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         )
 
 
-def _fill(room: Operand, block: NDArray[Any], root: int) -> None:
-    if room.array.dtype != block.dtype or room.array.size != block.size:
+def _fill(output: Operand, block: NDArray[Any], root: int) -> None:
+    if output.array.dtype != block.dtype or output.array.size != block.size:
         raise BufferMismatch(
-            expected=f"{room.array.dtype}[{room.array.size}]", found=f"{block.dtype}[{block.size}]", source=root
+            expected=f"{output.array.dtype}[{output.array.size}]", found=f"{block.dtype}[{block.size}]", source=root
         )
-    np.copyto(_flat(room.array), _flat(block))
+    np.copyto(_flat(output.array), _flat(block))
 
 
 def _in_place_result(target: Operand) -> Any:
@@ -250,12 +252,12 @@ def _in_place_result(target: Operand) -> Any:
     return target.result()
 
 
-def _new_result(given: Operand, room: Operand, out: Any) -> Any:
-    return given.like(room.array) if out is None else _in_place_result(room)
+def _new_result(given: Operand, output: Operand, out: Any) -> Any:
+    return given.like(output.array) if out is None else _in_place_result(output)
 
 
-def _writes(room: Operand | None, out: Any) -> bool:
-    return out is not None and room is not None and room.shares
+def _writes(output: Operand | None, out: Any) -> bool:
+    return out is not None and output is not None and output.shares
 
 
 def _each(given: Operand) -> Callable[[Sequence[NDArray[Any]]], list[Any]]:

@@ -252,7 +252,9 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
     def _make(self, part: SubgroupSpec, seconds: float) -> Communicator:
         membership = members_of(self.membership, part.ranks)
         try:
-            generation = self._runtime.successors.begin(membership, part.communicator, deadline_after(seconds))
+            generation = self._runtime.successors.begin(
+                membership, part.communicator, deadline_after(seconds), parent=self._generation
+            )
         except NexarError as error:
             raise self._resolver.resolve_error(error) from None
         made: Communicator = self._runtime.successors.wrap(generation)

@@ -233,9 +233,7 @@ class ElasticMethods(ABC):
 
     def _apply_plan(self, plan: Resize, seconds: float) -> NoReturn:
         runtime, generation = self._runtime, self._generation
-        runtime.membership_service.put(
-            ChangeRequested(joined=plan.joined, left=plan.left, epoch=generation.membership.epoch)
-        )
+        runtime.put(ChangeRequested(joined=plan.joined, left=plan.left, epoch=generation.membership.epoch))
         runtime.successors.wait_for_successor(generation, deadline_after(seconds))
         generation.outcome.check()
         raise RecoveryTimeout(missing_votes=runtime.successor_requests.missing(generation), timeout=seconds)

@@ -30,6 +30,7 @@ from nexar.cluster.decisions.seed_voter import SeedVoter
 from nexar.cluster.membership import WORLD, Member, Membership, PinnedNode
 from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all
 from nexar.cluster.node import Node
+from nexar.cluster.seed_session import SeedLink
 from nexar.communicator.bootstrap import communicator_factory, open_mesh
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.runtime import NodeRuntime
@@ -58,16 +59,19 @@ class LocalSeedVoter:
         self._receivers: dict[NodeId, Callable[[Message], None]] = {}  # dict methods are atomic
         self._queue = SerialQueue(self._do)  # filled under the lock
 
-    def introduce(self, node: NodeId, receive: Callable[[Message], None]) -> Callable[[Message], bool]:
-        """Register a node that receives by `receive`; return the function by which it sends to the seed."""
-        self._receivers[node] = receive
+    def link(self, node: NodeId) -> SeedLink:
+        """By which this node reaches the seed."""
 
         def send(message: Message) -> bool:
             if isinstance(message, MembershipMessage):
                 self._put(MessageReceived(node, message))
             return True
 
-        return send
+        return SeedLink(send, lambda _, done: done(True))
+
+    def introduce(self, node: NodeId, receive: Callable[[Message], None]) -> None:
+        """Messages to this node go to `receive`."""
+        self._receivers[node] = receive
 
     def forget(self, node: NodeId) -> None:
         """Probes of this node now fail."""
@@ -105,11 +109,12 @@ def local_communicators(
     with ExitStack() as undo:
         network = MemoryNetwork()
         nodes = [undo.enter_context(Node(config, network)) for _ in range(number)]
-        members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.capabilities) for node in nodes]
+        members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.schemes) for node in nodes]
         membership = Membership(_CLUSTER, 1, tuple(members), seed=local_seed())
         seed_voter = LocalSeedVoter(membership)
-        runtimes = [_runtime(node, membership, seed_voter) for node in nodes]
-        made = [_communicator(runtime, membership, seed_voter) for runtime in runtimes]
+        ends = [ExitStack() for _ in nodes]
+        runtimes = [_runtime(node, membership, seed_voter, each) for node, each in zip(nodes, ends, strict=True)]
+        made = [_communicator(runtime, membership, each.close) for runtime, each in zip(runtimes, ends, strict=True)]
         for communicator in made:
             undo.callback(communicator.close)
         if number <= EAGER_WORLD:
@@ -126,20 +131,19 @@ def _open_all(meshes: list[Mesh], deadline: float) -> None:
             opened.result()
 
 
-def _runtime(node: Node, membership: Membership, seed_voter: LocalSeedVoter) -> NodeRuntime:
+def _runtime(node: Node, membership: Membership, seed_voter: LocalSeedVoter, ends: ExitStack) -> NodeRuntime:
+    """`ends` closes it."""
     mesh = open_mesh(node)
-    runtime = NodeRuntime(node, mesh, membership)
-    runtime.send_to_seed = seed_voter.introduce(node.id, runtime.seed_message)
+    wrap = communicator_factory(ends.close)
+    runtime = NodeRuntime(node, mesh, membership, seed=seed_voter.link(node.id), wrap=wrap)
+    seed_voter.introduce(node.id, runtime.seed_message)
     mesh.adopt(membership)
+    ends.callback(mesh.close)
+    ends.callback(runtime.close)
+    ends.callback(seed_voter.forget, node.id)
     return runtime
 
 
-def _communicator(runtime: NodeRuntime, membership: Membership, seed_voter: LocalSeedVoter) -> Communicator:
-    def close() -> None:
-        seed_voter.forget(runtime.node.id)
-        runtime.close()
-        runtime.mesh.close()
-
-    runtime.successors.wrap = communicator_factory(runtime, close)
+def _communicator(runtime: NodeRuntime, membership: Membership, close: Callable[[], None]) -> Communicator:
     world = runtime.successors.begin(membership, WORLD, time.monotonic() + runtime.node.config.formation_timeout)
     return Communicator(world, runtime, close)

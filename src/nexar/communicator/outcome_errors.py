@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from nexar.cluster.decisions.successor_events import (
     BuildFailure,
@@ -20,6 +19,7 @@ from nexar.cluster.membership import Membership
 from nexar.communicator.generation import Generation
 from nexar.config import Config
 from nexar.errors import (
+    Expelled,
     LinkClosed,
     MembershipChanged,
     NexarError,
@@ -34,6 +34,7 @@ from nexar.errors import (
 from nexar.types import NodeId, Rank
 
 CLOSED: Final = "this node is closed; make a new one with nexar.init()"
+_ABORTED: Final = "the policy is abort, so no rank continues; start the job again"
 
 
 class LocalRank(NamedTuple):
@@ -43,21 +44,8 @@ class LocalRank(NamedTuple):
     membership: Membership
 
 
-TerminationError: TypeAlias = Callable[[LocalRank], NexarError]
-"""Why this node ended all communicators, for one of them."""
-
-
-def error_of(
-    outcome: Outcome,
-    generation: Generation,
-    config: Config,
-    *,
-    successor: Any = None,
-    end: TerminationError | None = None,
-) -> NexarError:
-    """What calls on this generation raise. `successor`: the communicator that follows if it is superseded. `end`: the
-    error of a termination by other than closing.
-    """
+def error_of(outcome: Outcome, generation: Generation, config: Config, *, successor: Any = None) -> NexarError:
+    """What calls on this generation raise. `successor`: the communicator that follows if it is superseded."""
     match outcome:
         case Superseded():
             return _superseded(outcome, generation, config, successor)
@@ -67,10 +55,23 @@ def error_of(
             return RecoveryTimeout(missing_votes=missing, timeout=config.recovery_timeout)
         case RevokedBy(rank, reason, closed):
             return Revoked(communicator=str(generation.communicator), reason=reason, rank=rank, closed=closed)
-        case Terminated(kind):
-            if kind is TerminationKind.CLOSED or end is None:
-                return UsageError(CLOSED)
-            return end(LocalRank(generation.group.rank, generation.membership))
+        case Terminated():
+            return termination_error(outcome, LocalRank(generation.group.rank, generation.membership), config)
+
+
+def termination_error(cause: Terminated, place: LocalRank, config: Config) -> NexarError:
+    """What calls on a communicator raise after this node ended all of them."""
+    match cause.kind:
+        case TerminationKind.EXPELLED:
+            elastic = config.elastic_enabled
+            return Expelled(epoch=cause.epoch, reason=cause.reason, rank=place.rank, elastic=elastic)
+        case TerminationKind.ABORTED:
+            rank = place.membership.rank_of(cause.node)
+            return PeerLost(rank=rank, node=cause.node, cause=cause.reason, remedy=_ABORTED)
+        case TerminationKind.NOT_STARTED:
+            return build_overtaken()  # `init()` raises why
+        case TerminationKind.CLOSED:
+            return UsageError(CLOSED)
 
 
 def _superseded(outcome: Superseded, generation: Generation, config: Config, successor: Any) -> NexarError:

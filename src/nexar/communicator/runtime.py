@@ -1,9 +1,9 @@
 """The node runtime: what makes this node a member of a cluster.
 
-    links, liveness connections, heartbeats, seed → FailureMonitor → MembershipService ⇄ other nodes
-    MembershipService → next membership → Successors
+    links, liveness connections, heartbeats, seed → FailureMonitor ─┐ events
+    messages, users' requests, builds ──────────────────────────────┴─→ NodeMachine ─ actions ─→ NodeRuntime._perform
 
-NodeRuntime connects these parts.
+NodeRuntime connects these parts, and says who performs which action.
 """
 
 from __future__ import annotations
@@ -14,38 +14,59 @@ import time
 import traceback as tracebacks
 from collections.abc import Callable, Sequence
 from functools import partial
+from random import Random
 from types import TracebackType
 from typing import Any, Final
 
 from nexar.cluster.agreements import Agreements
+from nexar.cluster.control_channel import (
+    LinkLost,
+    LivenessConnectionLost,
+    MeshEvent,
+    NeighbourDoubted,
+    RemovalReported,
+    RouteLost,
+)
 from nexar.cluster.decisions.failure_detector import PeerLiveness, watched, watchers
 from nexar.cluster.decisions.membership_events import (
-    ChangeRequested,
     Loss,
     LossKind,
     MembershipInput,
     MembershipMessage,
+    MessageReceived,
     NoProgress,
     PeerLossFound,
     PeerReachable,
+    SelfExpelled,
+    SendMessage,
+    StartProbe,
 )
+from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
 from nexar.cluster.decisions.resize import ResizeRequest
+from nexar.cluster.decisions.successor_events import (
+    AdoptMembership,
+    Investigate,
+    SendNotice,
+    Terminate,
+    Terminated,
+    TerminationKind,
+)
 from nexar.cluster.failure_monitor import LEFT, FailureMonitor, NoticedState
 from nexar.cluster.heartbeat import Heartbeat
-from nexar.cluster.liveness_connections import LivenessConnections
+from nexar.cluster.machine_runner import MachineRunner
 from nexar.cluster.membership import WORLD, Change, Member, Membership
 from nexar.cluster.membership_service import MEMBERSHIP_MESSAGES, MembershipService
 from nexar.cluster.mesh import EAGER_WORLD, Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import PingTable
+from nexar.cluster.seed_session import SeedLink
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation
 from nexar.communicator.generation_builder import GenerationBuilder
-from nexar.communicator.outcome_errors import LocalRank, TerminationError
 from nexar.communicator.status import make_status_report
 from nexar.communicator.successors import Successors
 from nexar.communicator.successors_requests import Revocations, SuccessorRequests
-from nexar.errors import Expelled, JoinRefused, LinkClosed, NexarError, PeerLost, error_text, sendable
+from nexar.errors import JoinRefused, LinkClosed, NexarError, error_text, sendable
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Beat, CurrentCall, Goodbye, Message, Ping, Pong, Revoke, Suspect
@@ -99,18 +120,33 @@ class CheckpointRequests:
 
 _log = logging.getLogger(__name__)
 
+_SEED_CHECK_DELAY: Final = 0.1  # seconds without a decision after a loss; the seed is asked for its vote then too
+
 
 class NodeRuntime:
     """One node as a member. Any thread. Call `send_goodbye`, then `close`, then close the mesh."""
 
-    def __init__(self, node: Node, mesh: Mesh, membership: Membership) -> None:
-        # Sends to the seed; False: not connected. Must not block. Written once, before the mesh adopts the membership.
-        self.send_to_seed: Callable[[Message], bool] = _no_seed
-        # Calls the function with whether the seed answers within the given seconds. Must not block. Written once.
-        self.ping_seed: Callable[[float, Callable[[bool], None]], None] = _assume_answer
+    def __init__(
+        self,
+        node: Node,
+        mesh: Mesh,
+        membership: Membership,
+        *,
+        seed: SeedLink,
+        wrap: Callable[[NodeRuntime, Generation], Any],
+        state: Any = None,
+    ) -> None:
+        """`wrap` makes the user's communicator of a generation; it must not block. `state`: received on joining. Made
+        before the mesh adopts the membership.
+        """
         self.node: Final = node
         self.mesh: Final = mesh
-        self.successors: Final = Successors(GenerationBuilder(node, mesh, node.config), membership, node.control_loop)
+        self.state: Final = state
+        self._seed = seed
+        self._runner = MachineRunner(
+            _machine(node, membership), node.control_loop, self._perform, own_delay=lambda: node.delay_meter.seconds
+        )
+        self.put: Final = self._runner.put
         pings = PingTable()
         self._failure_monitor = FailureMonitor(
             node,
@@ -126,49 +162,39 @@ class NodeRuntime:
             node,
             mesh,
             membership,
-            control_loop=node.control_loop,
-            listener=self,
+            self._runner,
             probe=self._failure_monitor.probe,
-            send_to_seed=self._relay_to_seed,
+            send_to_seed=seed.send,
             own_delay=lambda: node.delay_meter.seconds,
         )
+        self.successors: Final = Successors(
+            GenerationBuilder(node, mesh, node.config),
+            self._runner,
+            wrap=partial(wrap, self),
+            opened=self._opened,
+            report_unreachable=self._failure_monitor.report_unreachable,
+        )
         self.successor_requests: Final = SuccessorRequests(
-            self.successors, self.membership_service, self._failure_monitor
+            self.successors, self.membership_service, self._failure_monitor, self._runner
         )
+        self._seed_check = node.control_loop.call_at(None, self._check_seed)
         self.checkpoint_requests: Final = CheckpointRequests()
-        # This node left by agreement. Written before its communicators end.
-        self.has_left = False
-        self._expelling = threading.Lock()  # taken by the first report, never released
-        # The state received on joining. Written once, before the first communicator.
-        self.state: Any = None
-        self.successors.report_unreachable = self._failure_monitor.report_unreachable
-        self.successors.renew = lambda which, epoch: self.membership_service.put(
-            ChangeRequested(renewed=which, epoch=epoch)
-        )
-        self.successors.opened = self._opened
-        self.revocations: Final = Revocations(self.successors, self._send_to)
-        self.successors.send_notice = self.revocations.send_notice
+        self._is_expelled = False  # written by the performing thread
+        self.revocations: Final = Revocations(self.successors, self._runner, self._send_to)
         self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
-        self.heartbeat: Heartbeat | None = None
-        self._liveness: LivenessConnections | None = None
-        mesh.control.connect_lost(self._failure_monitor.link_lost)
+        self.heartbeat: Final = self._start_heartbeat() if node.has_remote_peers else None
+        mesh.control.connect_events(self._dispatch)
         mesh.control.connect(self._failure_monitor.goodbye_received, Goodbye)
         mesh.control.connect(pings.arrived, Ping, Pong)
         mesh.control.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
         mesh.control.connect(self.revocations.received, Revoke)
-        mesh.on_expelled = self.expelled
-        mesh.relay_routes.probe_neighbour, mesh.relay_routes.cut_off = (
-            self._failure_monitor.probe_neighbour,
-            self._failure_monitor.cut_off,
-        )
-        if node.has_remote_peers:
-            self._watch(membership)
+        if self.heartbeat is not None:
+            mesh.control.connect(self._beat_received, Beat)
+        self._watch(membership)
 
-    def _watch(self, membership: Membership) -> None:
-        """Start heartbeats and liveness connections. Only if peers are other processes: the threads of one process do
-        not end silently.
-        """
-        self.heartbeat = Heartbeat(
+    def _start_heartbeat(self) -> Heartbeat:
+        """Only if peers are other processes: the threads of one process do not end silently."""
+        return Heartbeat(
             self.node,
             self.mesh.links,
             self.doing,
@@ -176,13 +202,13 @@ class NodeRuntime:
             control_loop=self.node.control_loop,
             meter=self.node.delay_meter,
         )
-        self._liveness = LivenessConnections(
-            self.node, self.mesh.links, self._failure_monitor.liveness_ended, control_loop=self.node.control_loop
-        )
-        self.mesh.liveness_connections = self._liveness
-        self.mesh.control.connect(self._beat_received, Beat)
-        self.heartbeat.adopt(membership)
-        self._liveness.adopt(membership)
+
+    def _watch(self, membership: Membership) -> None:
+        """Heartbeats and liveness connections follow the membership."""
+        if self.heartbeat is not None:
+            self.heartbeat.adopt(membership)
+        if self.mesh.liveness_connections is not None:
+            self.mesh.liveness_connections.adopt(membership)
 
     def dial_watchers(self) -> None:
         """In the background, to nodes that watch this one or that it watches."""
@@ -203,10 +229,24 @@ class NodeRuntime:
 
     # -- called by the driver ------------------------------------------------------------------------------------
 
+    def _dispatch(self, event: MeshEvent) -> None:
+        """What the mesh notices, and who handles it. Any thread."""
+        match event:
+            case LinkLost(link, error):
+                self._failure_monitor.link_lost(link, error)
+            case LivenessConnectionLost(node, cause):
+                self._failure_monitor.liveness_ended(node, cause)
+            case RouteLost(node, cause):
+                self._failure_monitor.cut_off(node, cause)
+            case NeighbourDoubted(node):
+                self._failure_monitor.probe_neighbour(node)
+            case RemovalReported(epoch, reason):
+                self.expelled(epoch, reason)
+
     def _membership_message(self, link: Link, message: Message) -> None:
         assert isinstance(message, MembershipMessage)
         if isinstance(message, Suspect) or (message.instance[0] == WORLD and message.instance[2] == 0):
-            self.membership_service.message_received(link.peer, message)
+            self.put(MessageReceived(link.peer, message))
         else:
             self.agreements.receive(link.peer, message)
 
@@ -226,17 +266,14 @@ class NodeRuntime:
         if not self.is_gone(node):
             self.membership_service.send(node, message)
 
-    def _relay_to_seed(self, message: Message) -> bool:
-        return self.send_to_seed(message)
-
     # -- called by the seed session ------------------------------------------------------------------------------
 
     def seed_message(self, message: Message) -> None:
         seed = self.membership_service.membership.seed
         if seed is not None and isinstance(message, MembershipMessage):
             if seed.node in self.membership_service.suspects():
-                self.membership_service.put(PeerReachable(seed.node))
-            self.membership_service.message_received(seed.node, message)
+                self.put(PeerReachable(seed.node))
+            self.put(MessageReceived(seed.node, message))
 
     def seed_lost(self, cause: str) -> None:
         self._lose_seed(Loss(LossKind.LINK_BROKEN, cause))
@@ -244,13 +281,13 @@ class NodeRuntime:
     def _lose_seed(self, loss: Loss) -> None:
         seed = self.membership_service.membership.seed
         if seed is not None:
-            self.membership_service.put(PeerLossFound(seed.node, loss))
+            self.put(PeerLossFound(seed.node, loss))
 
     def seed_back(self, epoch: int) -> None:
         """It may have missed changes since this epoch."""
         seed = self.membership_service.membership.seed
         if seed is not None:
-            self.membership_service.put(PeerReachable(seed.node))
+            self.put(PeerReachable(seed.node))
             self.membership_service.send_changes_since(seed.node, epoch)
 
     def seed_reported_death(self, node: NodeId, epoch: int, report: Loss) -> None:
@@ -278,15 +315,18 @@ class NodeRuntime:
     # -- between the parts -------------------------------------------------------------------------------------
 
     def _report(self, event: MembershipInput) -> None:
-        """A loss may need the seed's vote, and an open connection does not show that the seed is alive: check it."""
-        self.membership_service.put(event)
-        if (
-            isinstance(event, PeerLossFound)
-            and not event.willing
-            and self.membership_service.membership.seed is not None
-        ):
+        """A loss may need the seed's vote, and an open connection does not show that the seed is alive: check that,
+        unless the members decide without it.
+        """
+        self.put(event)
+        if isinstance(event, PeerLossFound) and not event.willing:
+            self._seed_check.wake_by(time.monotonic() + _SEED_CHECK_DELAY)
+
+    def _check_seed(self, _: float) -> None:
+        seed = self.membership_service.membership.seed
+        if seed is not None and self.membership_service.suspects().keys() - {seed.node}:
             timeout = self._silence_limit()
-            self.ping_seed(timeout, partial(self._seed_pinged, timeout))
+            self._seed.ping(timeout, partial(self._seed_pinged, timeout))
 
     def _seed_pinged(self, timeout: float, answered: bool) -> None:
         if not answered:
@@ -306,19 +346,11 @@ class NodeRuntime:
                 generation.failures.publish(FailureEvent(rank, node, cause, state, generation.membership.epoch))
         if state == "back":
             self.agreements.voter_reachable(node)
-            self._renew_stalled()
         elif state != "stuck" and self.node.config.recovery_policy == "manual":
             self.agreements.voter_lost(node, cause)  # no member is removed before the user asks
         if state == "lost" and self.node.config.recovery_policy == "abort":
-            self._end_all(partial(_lost_in, node, cause))
-
-    def _renew_stalled(self) -> None:
-        """Renew stalled communicators whose members are all back: messages sent meanwhile may be lost."""
-        suspects = self.membership_service.suspects().keys()
-        stalled = (each for each in self.successors.generations() if each.is_stalled)
-        again = tuple(each.communicator for each in stalled if not suspects & each.nodes)
-        if again:
-            self.membership_service.put(ChangeRequested(renewed=again))
+            self.put(Terminate(Terminated(TerminationKind.ABORTED, node=node, reason=cause)))
+            self._end_agreements()
 
     def doing(self) -> tuple[tuple[CurrentCall, ...], str]:
         call_logs = [
@@ -338,38 +370,57 @@ class NodeRuntime:
         call_logs = [generation.context.call_log for generation in self.successors.generations()]
         return make_status_report(self.membership_service.membership, self.node.id, call_logs, self.mesh.links())
 
-    # -- MembershipListener --------------------------------------------------------------------------------------
+    # -- actions: must not block -----------------------------------------------------------------------------------
 
-    def membership_decided(self, change: Change, after: Membership) -> None:
-        self.successors.membership_decided(change, after)
+    def _perform(self, action: NodeAction) -> None:
+        """Called by the performing thread, in the order of NodeMachine."""
+        match action:
+            case SendMessage(node, message):
+                self.membership_service.send(node, message)
+            case StartProbe(node):
+                self._failure_monitor.probe(node)
+            case Investigate(node, cause):
+                self._failure_monitor.report_unreachable(node, cause)
+            case AdoptMembership(change, after):
+                self.membership_service.adopt(change, after)
+                self.membership_adopted(change, after)
+            case SendNotice():
+                self.revocations.send_notice(action)
+            case SelfExpelled():
+                self._expelled(action)
+            case NoProgress():
+                pass  # NodeMachine has ended what needs a lost member
+            case _:
+                self.successors.perform(action)
 
     def membership_adopted(self, change: Change, after: Membership) -> None:
+        """The mesh has the next membership."""
         self._failure_monitor.adopt(after)
         self.checkpoint_requests.settle(change.gone)
-        if self.heartbeat is not None:
-            self.heartbeat.adopt(after)
-        if self._liveness is not None:
-            self._liveness.adopt(after)
+        self._watch(after)
         self.dial_watchers()
-        self.successors.membership_adopted(change, after)
         self.agreements.voters_removed(change.left)
 
-    def stalled(self, stall: NoProgress) -> None:
-        self.successors.stalled(stall)
-
-    def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
+    def _expelled(self, report: SelfExpelled) -> None:
         """Members, the seed and the ballot may report it; the first counts."""
-        self.has_left = self.has_left or willing
-        if not self._expelling.acquire(blocking=False):
-            return  # already reported
+        if self._is_expelled:
+            return
+        self._is_expelled = True
         if not self.has_left:
-            _log.warning("this node was expelled in epoch %d: %s", epoch, foreign_line(reason))
-        elastic = self.node.config.elastic_enabled
-        self._end_all(lambda place: Expelled(epoch=epoch, reason=reason, rank=place.rank, elastic=elastic))
+            _log.warning("this node was expelled in epoch %d: %s", report.epoch, foreign_line(report.reason))
+        self._end_agreements()
 
-    def _end_all(self, error_of: TerminationError) -> None:
-        self.successors.end_all(error_of)
+    def _end_agreements(self) -> None:
         self.agreements.end_all(LinkClosed(owner="this node's place in the cluster"))
+
+    def expelled(self, epoch: int, reason: str) -> None:
+        """A member or the seed says that this node was removed."""
+        self.put(SelfExpelled(epoch, reason))
+
+    @property
+    def has_left(self) -> bool:
+        """This node left by agreement. True before its communicators end."""
+        return self._runner.machine.has_left
 
     def is_gone(self, node: NodeId) -> bool:
         return self.membership_service.membership.rank_of(node) is None
@@ -397,13 +448,14 @@ class NodeRuntime:
 
     def _end(self) -> None:
         self._failure_monitor.close()
-        self.membership_service.close()
+        self._seed_check.close()
+        self._runner.stop()
         self.node.cancel_token.cancel()  # ends dials of builds, which are joined below
         self.agreements.close()
         if self.heartbeat is not None:
             self.heartbeat.close()
-        if self._liveness is not None:
-            self._liveness.close()
+        if self.mesh.liveness_connections is not None:
+            self.mesh.liveness_connections.close()
         self.successors.close()
 
 
@@ -415,15 +467,14 @@ def _send_or_log(link: Link, message: Message) -> None:
         _log.debug("could not send to node %x: %s", link.peer, gone)
 
 
-def _no_seed(_: Message) -> bool:
-    return False
-
-
-def _assume_answer(_: float, done: Callable[[bool], None]) -> None:
-    done(True)
-
-
-def _lost_in(node: NodeId, cause: str, place: LocalRank) -> NexarError:
-    rank = place.membership.rank_of(node)
-    remedy = "the policy is abort, so no rank continues; start the job again"
-    return PeerLost(rank=rank, node=node, cause=cause, remedy=remedy)
+def _machine(node: Node, membership: Membership) -> NodeMachine:
+    config = node.config
+    return NodeMachine(
+        node.id,
+        membership,
+        recovery_timeout=config.recovery_timeout,
+        probe_timeout=min(1.0, config.heartbeat_timeout / 2),
+        longest_probe=2 * config.heartbeat_timeout,  # a ping, then a dial
+        active=config.recovery_policy == "automatic",
+        random=Random(node.id),
+    )

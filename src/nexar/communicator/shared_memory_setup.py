@@ -156,12 +156,13 @@ class SharedMemorySetup:
     def _offer(self) -> Run:
         """Without waiting for the others' hello, which saves a round: whether all are linked is checked after it."""
         reason = offer = ""
+        hello = self._post_sends(self._others, _HELLO, b"")  # first: allocating takes milliseconds
         try:
             self._memory = create_memory(len(self._local))
             offer = self._memory.offer
         except OSError as error:
             reason = str(error)
-        sent = [*self._post_sends(self._others, _HELLO, b""), *self._post_sends(self._others, _OFFER, offer.encode())]
+        sent = [*hello, *self._post_sends(self._others, _OFFER, offer.encode())]
         yield from self._receive([(rank, _HELLO) for rank in self._others], sent)
         answers = yield from self._receive([(rank, _ANSWER) for rank in self._others])
         found = (answer.decode(errors="replace") for answer in answers)

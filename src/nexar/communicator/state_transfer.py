@@ -154,7 +154,7 @@ class StateReceiver:
 
     def _me(self) -> Member:
         node = self._node
-        return Member(node.id, node.host, bytes(32), node.addresses(), node.capabilities)
+        return Member(node.id, node.host, bytes(32), node.addresses(), node.schemes)
 
 
 # -- shared ---------------------------------------------------------------------------------------------------

@@ -1,16 +1,13 @@
-"""The generations of one node: feeds events to SuccessorMachine and performs its actions.
+"""The generations of one node: puts the events of its users and builds, and performs the actions about generations.
 
-Invariants: the lock orders the events. Actions are performed in that order, without the lock (`ActionQueue`). Those
-after AdoptMembership wait until the mesh has the membership, so builds find the links of their members. No generation
+SuccessorMachine decides; MachineRunner orders its events and actions, and its lock guards the state here. No generation
 is used before it is open here.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
@@ -20,12 +17,10 @@ from itertools import count
 from typing import Any, Final
 from weakref import WeakValueDictionary, finalize
 
-from nexar.cluster.control_loop import ActionQueue, ControlLoop
 from nexar.cluster.decisions.completion import CompletedCalls, completed_by_all
-from nexar.cluster.decisions.membership_events import MembershipDecided, NoProgress, Tick
+from nexar.cluster.decisions.node_machine import NodeAction
 from nexar.cluster.decisions.successor_events import (
     AbortBuild,
-    AdoptMembership,
     BeginRequested,
     BuildFailed,
     BuildFailure,
@@ -34,9 +29,9 @@ from nexar.cluster.decisions.successor_events import (
     BuildId,
     DiscardBuild,
     DropPeer,
+    GenerationAction,
     GenerationKey,
     Interrupt,
-    Investigate,
     LocalClose,
     MemberNeeded,
     OpenGeneration,
@@ -44,35 +39,29 @@ from nexar.cluster.decisions.successor_events import (
     RejectBegin,
     Released,
     ReportDeparture,
-    RequestRenewal,
-    RevokeReceived,
-    RevokeRequested,
-    SendNotice,
     SetOutcome,
     StartBuild,
-    SuccessorAction,
-    SuccessorInput,
     Superseded,
     Terminate,
     Terminated,
     TerminationKind,
 )
-from nexar.cluster.decisions.successor_machine import SuccessorMachine
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.machine_runner import MachineRunner
+from nexar.cluster.membership import Membership
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation, GenerationOutcome
 from nexar.communicator.generation_builder import GenerationBuilder
 from nexar.communicator.outcome_errors import (
     CLOSED,
     LocalRank,
-    TerminationError,
     build_overtaken,
     error_of,
     error_of_failure,
     failure_of,
     member_of,
+    termination_error,
 )
-from nexar.errors import LinkClosed, NexarError, PeerLost, Revoked, UsageError
+from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, Revoked, UsageError
 from nexar.group import Group
 from nexar.types import NodeId, Rank
 
@@ -83,7 +72,7 @@ _ABORT_TIMEOUT: Final = 5.0  # seconds; aborted builds end at once, unless a fau
 
 @dataclass(slots=True, eq=False)
 class _Build:
-    """A build at this node. The lock of Successors guards it."""
+    """A build at this node. The lock of the runner guards it."""
 
     communicator: int
     membership: Membership
@@ -105,30 +94,28 @@ class _HandOver:
 
 
 class Successors:
-    """Makes this node's successors when NodeRuntime reports changes. Any thread. Close it before the mesh."""
+    """Makes this node's successors as the machine decides. Any thread, except `perform`. Close it before the mesh."""
 
-    def __init__(self, builder: GenerationBuilder, membership: Membership, control_loop: ControlLoop) -> None:
+    def __init__(
+        self,
+        builder: GenerationBuilder,
+        runner: MachineRunner,
+        *,
+        wrap: Callable[[Generation], Any],
+        opened: Callable[[Generation], None],
+        report_unreachable: Callable[[NodeId, str], None],
+    ) -> None:
+        """`wrap` makes the user's communicator of a generation. `opened` is called with each generation before it is
+        used, `report_unreachable` when a call needs a member that cannot be reached. None of them may block.
+        """
         self._builder = builder
         self._config = builder.config
-        # Makes the user's communicator of a generation. This and the next ones: written once, before the first
-        # generation. None of them may block.
-        self.wrap: Callable[[Generation], Any] = _nothing
-        # Called when a call needs a member that cannot be reached.
-        self.report_unreachable: Callable[[NodeId, str], None] = _nothing
-        # Called when communicators need a successor, in the world of this epoch.
-        self.renew: Callable[[tuple[int, ...], int], None] = _nothing
-        # Called with each generation before it is used.
-        self.opened: Callable[[Generation], None] = _nothing
-        # Called to tell members that a generation is revoked or closed.
-        self.send_notice: Callable[[SendNotice], None] = _nothing
-        self._released: deque[GenerationKey] = deque()  # filled by the garbage collector, under any lock
-        self._changed = threading.Condition()  # guards everything below
-        self._machine = SuccessorMachine(
-            builder.me, membership, recovery_timeout=self._config.recovery_timeout, apply=lambda *_: self._after
-        )
-        self._after = membership  # of the change that is stepped
-        self._adopted = membership.epoch  # the mesh has this one
-        self._actions = ActionQueue[SuccessorAction](self._changed, self._do, self._is_held_back)
+        self.wrap: Final = wrap
+        self._opened = opened
+        self._report_unreachable = report_unreachable
+        self._runner = runner
+        self._machine = runner.machine.successor_machine  # for queries, under the lock
+        self._changed = runner.changed  # guards everything below
         self._hand_over: _HandOver | None = None  # from opening the successor to the outcome of the old one
         self._numbers = count(1)
         self._building: dict[BuildId, _Build] = {}
@@ -136,39 +123,11 @@ class Successors:
         self._generations: dict[GenerationKey, Generation] = {}  # without a successor, oldest first
         # Superseded and closed ones too, while they are referenced.
         self._known: WeakValueDictionary[GenerationKey, Generation] = WeakValueDictionary()
-        self._end: TerminationError | None = None
-        self._closed = False
-        self._timer = control_loop.call_at(None, self._on_timer)
 
-    # -- events and actions ------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------------------
 
-    def _step(self, event: SuccessorInput) -> list[SuccessorAction]:
-        """Returns the actions, which another thread may still be performing. Not under the node's lock."""
-        actions, due = self._decide(event)
-        self._actions.perform()
-        self._timer.wake_by(due)
-        return actions
-
-    def _decide(self, event: SuccessorInput) -> tuple[list[SuccessorAction], float | None]:
-        now = time.monotonic()
-        with self._changed:
-            while self._released:
-                self._actions.add(self._machine.step(Released(self._released.popleft()), now))
-            actions = self._machine.step(event, now)
-            self._actions.add(actions)
-            self._changed.notify_all()
-            return actions, self._machine.due(now)
-
-    def _on_timer(self, now: float) -> float | None:
-        self._step(Tick())
-        with self._changed:
-            return self._machine.due(now)
-
-    def _is_held_back(self, action: SuccessorAction) -> bool:
-        """The mesh does not have this membership yet. Under the lock."""
-        return isinstance(action, AdoptMembership) and action.after.epoch > self._adopted and not self._closed
-
-    def _do(self, action: SuccessorAction) -> None:  # noqa: C901 - one case for each action
+    def perform(self, action: GenerationAction) -> None:
+        """Called by the performing thread. Never blocks."""
         match action:
             case Interrupt(key):
                 self._interrupt(key)
@@ -187,14 +146,6 @@ class Successors:
                     self._building.pop(build, None)
             case SetOutcome(key, outcome):
                 self._set_outcome(key, outcome)
-            case SendNotice():
-                self.send_notice(action)
-            case RequestRenewal(communicators, epoch):
-                self.renew(communicators, epoch)
-            case Investigate(node, cause):
-                self.report_unreachable(node, cause)
-            case AdoptMembership():
-                pass  # MembershipService did
 
     def _interrupt(self, key: GenerationKey) -> None:
         with self._changed:
@@ -213,30 +164,38 @@ class Successors:
     # -- called by the user's threads ------------------------------------------------------------------------
 
     def begin(
-        self, membership: Membership, communicator: int, deadline: float, *, completed: CompletedCalls | None = None
+        self,
+        membership: Membership,
+        communicator: int,
+        deadline: float,
+        *,
+        completed: CompletedCalls | None = None,
+        parent: Generation | None = None,
     ) -> Generation:
         """Return a communicator's first generation here. `completed`: this node's progress if other members had an
-        earlier one. Raises PeerLost, OperationTimeout, or LinkClosed if a change came first.
+        earlier one. `parent`: of a split or group. Raises PeerLost, OperationTimeout, or LinkClosed if a change came
+        first.
         """
         number, build = next(self._numbers), _Build(communicator, membership)
         with self._changed:
             self._building[number] = build
-        rejected = _rejection(self._step(BeginRequested(number, communicator, membership)))
+        of = None if parent is None else _key(parent)
+        rejected = _rejection(self._runner.put(BeginRequested(number, communicator, membership, of)))
         if rejected is not None:
             raise self._begin_error(build, rejected)
         try:
             self._wait(lambda: build.may_start, deadline)  # then the build raises the timeout
             made, _ = self._make(build, deadline, completed)
-            self.opened(made)
+            self._opened(made)
         except BaseException as error:
-            rejected = _rejection(self._step(BuildFailed(number, failure_of(error))))
+            rejected = _rejection(self._runner.put(BuildFailed(number, failure_of(error))))
             actual = self._begin_error(build, rejected, error) if rejected is not None else error
             if actual is error:
                 raise
             raise actual from error
         with self._changed:
             build.made = made
-        if DiscardBuild(number) in self._step(BuildFinished(number)):
+        if DiscardBuild(number) in self._runner.put(BuildFinished(number)):
             made.end()
             raise UsageError(CLOSED)
         self._wait(lambda: build.is_open)
@@ -264,7 +223,7 @@ class Successors:
             if is_open:
                 del self._generations[key]
         if is_open:
-            self._step(LocalClose(key))
+            self._runner.put(LocalClose(key))
         generation.end()
 
     def find(self, communicator: int, generation: int) -> Generation | None:
@@ -279,10 +238,7 @@ class Successors:
         """None: timeout, or a member closed it. Raises the error that ended all communicators."""
         self._wait(
             lambda: (
-                generation.is_succeeded
-                or self._is_blocked_by_close(generation)
-                or self._closed
-                or self._end is not None
+                generation.is_succeeded or self._is_blocked_by_close(generation) or self._machine.terminated is not None
             ),
             deadline,
         )
@@ -293,12 +249,12 @@ class Successors:
 
     def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
         """None: no change that concerns it was chosen in time."""
-        following = self._machine.following
+        machine = self._machine
         self._wait(
-            lambda: following(communicator, membership) is not None or self._closed or self._end is not None, deadline
+            lambda: machine.following(communicator, membership) is not None or machine.terminated is not None, deadline
         )
         with self._changed:
-            return None if self._end is not None else following(communicator, membership)
+            return None if machine.terminated is not None else machine.following(communicator, membership)
 
     def _wait(self, is_done: Callable[[], bool], deadline: float | None = None) -> None:
         with self._changed:
@@ -332,44 +288,7 @@ class Successors:
         """This node needs an unreachable member of a generation that it could not build. If it is lost, the others
         agree on that; if it left the world, the communicator gets a successor without it. Never blocks.
         """
-        self._step(MemberNeeded(GenerationKey(communicator, membership.epoch), node, cause, membership))
-
-    # -- called by NodeRuntime, also as MembershipListener: must not block ---------------------------------------
-
-    def membership_decided(self, change: Change, after: Membership) -> None:
-        """Interrupt calls before links close, also if another thread is performing earlier actions."""
-        with self._changed:
-            self._after = after
-            actions, due = self._decide(MembershipDecided(change))
-        for action in actions:
-            if isinstance(action, Interrupt):
-                self._interrupt(action.key)
-        self._actions.perform()
-        self._timer.wake_by(due)
-
-    def membership_adopted(self, change: Change, after: Membership) -> None:
-        """Perform what follows from it."""
-        with self._changed:
-            is_decided = self._machine.world.epoch >= after.epoch
-        if not is_decided:
-            self.membership_decided(change, after)
-        with self._changed:
-            self._adopted = after.epoch
-        self._actions.perform()
-
-    def stalled(self, stall: NoProgress) -> None:
-        """Only generations that need a lost member end."""
-        self._step(stall)
-
-    def put(self, event: RevokeRequested | RevokeReceived) -> None:
-        """A user or a member revoked or closed a generation."""
-        self._step(event)
-
-    def end_all(self, error_of_end: TerminationError) -> None:
-        """The first call counts."""
-        with self._changed:
-            self._end = self._end or error_of_end
-        self._step(Terminate(Terminated(TerminationKind.ABORTED)))
+        self._runner.put(MemberNeeded(GenerationKey(communicator, membership.epoch), node, cause, membership))
 
     def ended(self, group: Group) -> NexarError | None:
         """What ended all communicators, as this one raises it."""
@@ -377,8 +296,10 @@ class Successors:
 
     def _ended(self, place: LocalRank) -> NexarError | None:
         with self._changed:
-            end = self._end
-        return None if end is None else end(place)
+            cause = self._machine.terminated
+        if cause is None or cause.kind is TerminationKind.CLOSED:
+            return None
+        return termination_error(cause, place, self._config)
 
     # -- builds ------------------------------------------------------------------------------------------------
 
@@ -413,10 +334,10 @@ class Successors:
 
     def _finished(self, number: BuildId, build: _Build, old: Generation, made: Generation, least: int) -> None:
         made.inherit(old)
-        self.opened(made)
+        self._opened(made)
         with self._changed:
             build.made, build.group = made, None  # what is built is not closed by a late abort
-        if DiscardBuild(number) in self._step(BuildFinished(number, completed_by_all(least))):
+        if DiscardBuild(number) in self._runner.put(BuildFinished(number, completed_by_all(least))):
             self._discard(build)
         self._ended_in_background(build)
 
@@ -427,7 +348,7 @@ class Successors:
         _log.info("no successor yet of communicator %d: %s", build.communicator, error)
         with self._changed:
             self._building.pop(number, None)
-        self._step(BuildFailed(number, failure_of(error)))
+        self._runner.put(BuildFailed(number, failure_of(error)))
         self._ended_in_background(build)
 
     def _ended_in_background(self, build: _Build) -> None:
@@ -480,7 +401,7 @@ class Successors:
             self._generations[action.key] = self._known[action.key] = build.made
             build.is_open = True
             self._hand_over = None if build.old is None else _HandOver(build.old, build.made)
-        finalize(build.made, self._released.append, action.key).atexit = False
+        finalize(build.made, self._runner.put_later, Released(action.key)).atexit = False
 
     # -- outcomes ----------------------------------------------------------------------------------------------
 
@@ -490,7 +411,7 @@ class Successors:
         if generation is None:
             return
         if not isinstance(outcome, Superseded):
-            generation.outcome.resolve(error_of(outcome, generation, self._config, end=self._end))
+            generation.outcome.resolve(error_of(outcome, generation, self._config))
             return
         assert hand_over is not None
         if hand_over.communicator is None:
@@ -515,13 +436,9 @@ class Successors:
 
     def close(self) -> None:
         """Stop making successors; waiters raise. Idempotent."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._step(Terminate(Terminated(TerminationKind.CLOSED)))
-        self._timer.close()
+        self._runner.put(Terminate(Terminated(TerminationKind.CLOSED)))
         # Terminated, the machine starts no build and has aborted all; the thread that drives notices that.
-        self._actions.wait()
+        self._runner.wait()
         self._wait(lambda: not self._in_background, time.monotonic() + _ABORT_TIMEOUT)
         with self._changed:
             generations = list(self._generations.values())
@@ -532,20 +449,29 @@ class Successors:
     # -- errors of calls, mapped to outcomes of their generation ------------------------------------------------
 
     def resolve_error(self, generation: Generation, error: BaseException) -> BaseException:
-        """May block until the survivors agree (automatic policy), up to 1.5 × `recovery_timeout`."""
+        """May block until the survivors agree (automatic policy), up to 1.5 × `recovery_timeout` and the own delay."""
         outcome = self.outcome_after(generation, error)
         if outcome is None:
             return self._advised(generation, error)
-        if not outcome.done:
-            with suppress(NexarError):  # checked below
-                generation.group.wait((outcome,), time.monotonic() + 1.5 * self._config.recovery_timeout)
+        with suppress(NexarError):  # the outcome is checked below
+            self._wait_for_outcome(generation, outcome)
         return copy(outcome.error) if outcome.error is not None else error
+
+    def _wait_for_outcome(self, generation: Generation, outcome: GenerationOutcome) -> None:
+        """The own delay is read again at each deadline: it extends those of the machine, too, while they run."""
+        begin = time.monotonic()
+        while not outcome.done:
+            deadline = begin + 1.5 * self._config.recovery_timeout + self._runner.own_delay()
+            if deadline <= time.monotonic():
+                return
+            with suppress(OperationTimeout):
+                generation.group.wait((outcome,), deadline)
 
     def _advised(self, generation: Generation, error: BaseException) -> BaseException:
         node = member_of(generation, error)
         if node is None or self._config.recovery_policy != "manual":
             return error
-        self.report_unreachable(node, getattr(error, "cause", "it left"))  # so that the successor lacks it
+        self._report_unreachable(node, getattr(error, "cause", "it left"))  # so that the successor lacks it
         return PeerLost(
             rank=generation.membership.rank_of(node),
             node=node,
@@ -568,18 +494,15 @@ class Successors:
         node = member_of(generation, error) if self._config.recovery_policy == "automatic" else None
         if node is None:
             return False
-        self._step(MemberNeeded(_key(generation), node, getattr(error, "cause", "it left")))
+        self._runner.put(MemberNeeded(_key(generation), node, getattr(error, "cause", "it left")))
         return True
-
-
-def _nothing(*_: Any) -> None: ...
 
 
 def _key(generation: Generation) -> GenerationKey:
     return GenerationKey(generation.communicator, generation.membership.epoch)
 
 
-def _rejection(actions: list[SuccessorAction]) -> BuildFailure | None:
+def _rejection(actions: list[NodeAction]) -> BuildFailure | None:
     return next((action.failure for action in actions if isinstance(action, RejectBegin)), None)
 
 

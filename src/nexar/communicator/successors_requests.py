@@ -9,6 +9,7 @@ from typing import Any, Final
 from nexar.cluster.decisions.membership_events import ChangeRequested, RecoverNow
 from nexar.cluster.decisions.successor_events import GenerationKey, RevokeReceived, RevokeRequested, SendNotice
 from nexar.cluster.failure_monitor import FailureMonitor
+from nexar.cluster.machine_runner import MachineRunner
 from nexar.cluster.membership_service import MembershipService
 from nexar.communicator.generation import Generation
 from nexar.communicator.successors import Successors
@@ -25,8 +26,13 @@ class SuccessorRequests:
     """Requests of one node. Any thread."""
 
     def __init__(
-        self, successors: Successors, membership_service: MembershipService, failure_monitor: FailureMonitor
+        self,
+        successors: Successors,
+        membership_service: MembershipService,
+        failure_monitor: FailureMonitor,
+        runner: MachineRunner,
     ) -> None:
+        self._runner = runner
         self._successors = successors
         self._membership_service = membership_service
         self._failure_monitor = failure_monitor
@@ -61,29 +67,30 @@ class SuccessorRequests:
             return False
         epoch = self._membership_service.membership.epoch  # read first, so that a change in between is not missed
         if self._membership_service.suspects().keys() & generation.nodes:
-            self._membership_service.put(RecoverNow())  # also during a build: with a lost member it fails
+            self._runner.put(RecoverNow())  # also during a build: with a lost member it fails
         elif not self._successors.is_concerned(generation):
-            self._membership_service.put(ChangeRequested(renewed=(generation.communicator,), epoch=epoch))
+            self._runner.put(ChangeRequested(renewed=(generation.communicator,), epoch=epoch))
         return True
 
 
 class Revocations:
     """Notices of one node: control messages to and from SuccessorMachine. Any thread, except `received`."""
 
-    def __init__(self, successors: Successors, send: Callable[[NodeId, Message], None]) -> None:
+    def __init__(self, successors: Successors, runner: MachineRunner, send: Callable[[NodeId, Message], None]) -> None:
         """`send` must not block; it also reaches nodes without a link."""
+        self._runner = runner
         self._successors = successors
         self._send = send
 
     def revoke(self, generation: Generation, reason: str) -> None:
         key = GenerationKey(generation.communicator, generation.membership.epoch)
-        self._successors.put(RevokeRequested(key, reason))
+        self._runner.put(RevokeRequested(key, reason))
 
     def received(self, link: Link, message: Message) -> None:
         """Called by the driver."""
         assert isinstance(message, Revoke)
         key = GenerationKey(message.communicator, message.generation)
-        self._successors.put(RevokeReceived(link.peer, key, message.rank, message.reason, message.closed))
+        self._runner.put(RevokeReceived(link.peer, key, message.rank, message.reason, message.closed))
 
     def send_notice(self, notice: SendNotice) -> None:
         """A revocation goes to members with a link, who forward it. Others may wait for a member that closed, so they

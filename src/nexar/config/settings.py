@@ -12,6 +12,7 @@ from nexar.config.value_types import (
     Choice,
     Endpoint,
     Flag,
+    Integer,
     PortRange,
     Schemes,
     Seconds,
@@ -20,7 +21,6 @@ from nexar.config.value_types import (
     Topology,
     ValueRefused,
     ValueType,
-    Whole,
     WordOr,
 )
 from nexar.errors import ConfigError
@@ -30,7 +30,8 @@ _Value = TypeVar("_Value")
 REDACTED = "<secret>"
 _HOST = r"[^\s,]+"
 _NAME = r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}"
-_POSITIVE = Whole(least=1)
+_POSITIVE = Integer(least=1)
+_TRANSPORTS = ("shm", "quic", "tls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Config:
         0.0, Seconds(zero="no limit"), "How long a late joiner waits for the checkpoint that admits it."
     )
     join_max_pending: int = _setting(
-        256, Whole(least=1, most=1_000_000), "Unauthenticated connections that the seed, or a rank, holds at once."
+        256, Integer(least=1, most=1_000_000), "Unauthenticated connections that the seed, or a rank, holds at once."
     )
     join_auth_timeout: float = _setting(
         10.0,
@@ -114,7 +115,7 @@ class Config:
     advertise: str | None = _setting(
         None, Text("host names or addresses separated by commas"), "Addresses advertised to peers; unset: detected."
     )
-    port: int = _setting(0, Whole(most=65535, zero="any free port"), "The one port of this process, UDP and TCP.")
+    port: int = _setting(0, Integer(most=65535, zero="any free port"), "The one port of this process, UDP and TCP.")
     port_range: tuple[int, int] | None = _setting(None, PortRange(), "Ports to take the first free one from.")
     host_id: str | None = _setting(
         None,
@@ -123,7 +124,7 @@ class Config:
     )
 
     # -- transports
-    transports: tuple[str, ...] = _setting(("shm", "quic", "tls"), Schemes(), "Transports in order of preference.")
+    transports: tuple[str, ...] = _setting(_TRANSPORTS, Schemes(_TRANSPORTS), "Transports in order of preference.")
     topology: str = _setting("full_mesh", Topology(), "Which pairs of ranks have a data link.", same_on_all_ranks=True)
     enable_tcp_bulk_sidecar: bool | Literal["auto"] = _setting(
         AUTO,
@@ -135,16 +136,18 @@ class Config:
         "training", BufferTiers(), "Sizes and numbers of pooled receive buffers."
     )
     spin_microsecs: int | Literal["auto"] = _setting(
-        AUTO, WordOr(AUTO, AUTO, Whole()), "How long a waiting thread yields before it sleeps."
+        AUTO, WordOr(AUTO, AUTO, Integer()), "How long a waiting thread yields before it sleeps."
     )
 
     # -- messages
     eager_limit_bytes: int = _setting(
-        65_536, Whole(least=1, most=1 << 20), "Messages up to this size are sent at once; larger ones wait for a grant."
+        65_536,
+        Integer(least=1, most=1 << 20),
+        "Messages up to this size are sent at once; larger ones wait for a grant.",
     )
     credit_bytes: int = _setting(
         1_048_576,
-        Whole(least=262_144, most=1 << 40),
+        Integer(least=262_144, most=1 << 40),
         "Eager bytes that one peer may have in flight, per communicator.",
     )
     early_bytes: int = _setting(536_870_912, _POSITIVE, "Bytes of unexpected messages that this node holds.")
@@ -163,7 +166,7 @@ class Config:
         26_214_400, _POSITIVE, "Largest size of a bucket of all_reduce_bucketed.", same_on_all_ranks=True
     )
     compressed_allreduce_max_bytes: int = _setting(
-        4_294_967_296, Whole(zero="no check"), "Most memory a compressed all_reduce may take.", same_on_all_ranks=True
+        4_294_967_296, Integer(zero="no check"), "Most memory a compressed all_reduce may take.", same_on_all_ranks=True
     )
 
     # -- remote calls
@@ -194,7 +197,7 @@ class Config:
     # -- growing and shrinking
     elastic_enabled: bool = _setting(False, Flag(), "Admit nodes after the cluster has formed.")
     elastic_min_world_size: int = _setting(1, _POSITIVE, "With fewer members than this a checkpoint waits for more.")
-    elastic_max_world_size: int = _setting(0, Whole(zero="unlimited"), "More members than this are rejected.")
+    elastic_max_world_size: int = _setting(0, Integer(zero="unlimited"), "More members than this are rejected.")
     elastic_checkpoint_timeout: float = _setting(
         60.0, Seconds(), "Deadline of a checkpoint that changes the membership."
     )
@@ -202,7 +205,7 @@ class Config:
     # -- watching
     metrics_port: int | None = _setting(
         None,
-        WordOr("off", None, Whole(most=65535, zero="any free port")),
+        WordOr("off", None, Integer(most=65535, zero="any free port")),
         "Port of the metrics for Prometheus; each further rank of a host has the next one.",
     )
     trace_dir: str | None = _setting(

@@ -68,7 +68,7 @@ class Seconds(ValueType):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(ValueType):
+class Integer(ValueType):
     """A whole number within limits."""
 
     least: int = 0
@@ -234,9 +234,11 @@ class Topology(ValueType):
 class Schemes(ValueType):
     """Names of transports in order of preference. Any name is accepted: third parties may register more."""
 
+    builtin: tuple[str, ...]
+
     @property
     def allowed(self) -> str:
-        return "names of transports, each once, separated by commas (shm, quic, tls or a registered one)"
+        return f"names of transports, each once, separated by commas ({', '.join(self.builtin)} or a registered one)"
 
     def accept(self, value: object) -> tuple[str, ...]:
         if isinstance(value, str):

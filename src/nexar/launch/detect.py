@@ -62,7 +62,7 @@ _TASKS_VARIABLE = "SLURM_STEP_TASKS_PER_NODE"
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
-def first_host(hosts: str, variable: str = _HOSTS_VARIABLE) -> str:
+def first_slurm_host(hosts: str, variable: str = _HOSTS_VARIABLE) -> str:
     """First host of a Slurm host list (`node[001-004,7],x`), with leading zeros."""
     name = _first_item(hosts.strip())
     expanded = re.sub(r"\[([^\[\]]*)\]", lambda bracket: re.split(r"[-,]", bracket[1], maxsplit=1)[0], name)
@@ -80,7 +80,7 @@ def _first_item(hosts: str) -> str:
     return hosts
 
 
-def tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
+def slurm_tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
     """Number of tasks on this node, from Slurm's `2(x3),1`."""
     passed = 0
     for part in tasks.strip().split(","):
@@ -92,6 +92,9 @@ def tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
             return int(found[1])
     raise ConfigError(variable=variable, value=tasks, allowed=f"counts for at least {node + 1} nodes (SLURM_NODEID)")
 
+
+KNOWN_LAUNCHERS = "torchrun, srun, mpiexec and Kubernetes indexed jobs"
+"""The external launchers, for messages."""
 
 LAUNCHER_VARIABLE = "NEXAR_LAUNCHER"
 """Node id of the nexar launcher that started the process. NEXAR_LAUNCH (`launch.plan`) identifies the launch."""
@@ -144,9 +147,9 @@ def _slurm(environ: Environment) -> LaunchInfo | None:
         rank=rank,
         size=size,
         local_rank=_optional(environ, "SLURM_LOCALID"),
-        local_size=tasks_on(node or 0, environ[tasks_variable]) if knows_tasks else None,
+        local_size=slurm_tasks_on(node or 0, environ[tasks_variable]) if knows_tasks else None,
         group_rank=node,
-        master_addr=environ.get("MASTER_ADDR") or first_host(environ[hosts_variable], hosts_variable),
+        master_addr=environ.get("MASTER_ADDR") or first_slurm_host(environ[hosts_variable], hosts_variable),
         master_port=_optional(environ, "MASTER_PORT"),
         job=_join(environ, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     )

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
-from nexar.launch.detect import LaunchInfo
+from nexar.launch.detect import KNOWN_LAUNCHERS, LaunchInfo
 from nexar.types import Rank
 
 _LAST_PORT = 65535
@@ -47,7 +47,7 @@ class ByFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ByRankZero:
+class BySeedOfRankZero:
     """Rank 0 opens the cluster at this address."""
 
     token: str = field(repr=False)
@@ -57,7 +57,7 @@ class ByRankZero:
     starts_seed: bool
 
 
-Entry: TypeAlias = ByTicket | ByToken | ByFile | ByRankZero
+Entry: TypeAlias = ByTicket | ByToken | ByFile | BySeedOfRankZero
 
 
 def choose_entry(launch_info: LaunchInfo | None, config: Config, parent: int) -> Entry:
@@ -75,7 +75,9 @@ def choose_entry(launch_info: LaunchInfo | None, config: Config, parent: int) ->
     if launch_info.on_one_host:
         return ByFile(_file_name(launch_info, parent), launch_info.size, starts_seed)
     token = needed_token(config, f"ranks on several hosts, started by {launch_info.kind}")
-    return ByRankZero(token, _host(launch_info), rank_zero_port(launch_info, config), launch_info.size, starts_seed)
+    return BySeedOfRankZero(
+        token, _host(launch_info), rank_zero_port(launch_info, config), launch_info.size, starts_seed
+    )
 
 
 _SEED_RANK: Rank = 0
@@ -122,6 +124,6 @@ def _no_launcher(config: Config) -> ConfigError | UsageError:
         allowed = "HOST:PORT of the seed, needed beside NEXAR_CLUSTER_TOKEN"
         return ConfigError(variable="NEXAR_SEED", value="", allowed=allowed, hint="start one with `nexar seed`")
     return UsageError(
-        "no launcher started this process, and it has no ticket: start it with `nexar run -n 4 SCRIPT` (torchrun, "
-        "srun, mpiexec and Kubernetes indexed jobs are known too), or set NEXAR_TICKET to what `nexar seed` printed"
+        "no launcher started this process, and it has no ticket: start it with `nexar run -n 4 SCRIPT` "
+        f"({KNOWN_LAUNCHERS} are known too), or set NEXAR_TICKET to what `nexar seed` printed"
     )

@@ -16,7 +16,7 @@ from nexar.config import Config
 from nexar.environment import effective, inherited, take_ticket
 from nexar.errors import InternalError, NexarError, UsageError
 from nexar.launch.detect import detect
-from nexar.launch.entry import ByFile, ByRankZero, ByTicket, ByToken, Entry, choose_entry
+from nexar.launch.entry import ByFile, BySeedOfRankZero, ByTicket, ByToken, Entry, choose_entry
 from nexar.launch.exit_report import report_at_exit
 from nexar.launch.plan import MARK_VARIABLE
 from nexar.launch.seed_process import SeedProcess, changed_settings, offered_ticket, wait_for_ticket
@@ -129,7 +129,7 @@ def open_entry(entry: Entry, config: Config, tell: Callable[[str], None] | None 
         yield parse_ticket(entry.ticket)
     elif isinstance(entry, ByToken):
         yield invitation_from_token(entry.token, [entry.address])
-    elif isinstance(entry, ByRankZero):
+    elif isinstance(entry, BySeedOfRankZero):
         with _open_rank_zero(entry, config) as invitation:
             yield invitation
     elif entry.starts_seed:
@@ -140,7 +140,7 @@ def open_entry(entry: Entry, config: Config, tell: Callable[[str], None] | None 
 
 
 @contextmanager
-def _open_rank_zero(entry: ByRankZero, config: Config) -> Iterator[Invitation]:
+def _open_rank_zero(entry: BySeedOfRankZero, config: Config) -> Iterator[Invitation]:
     invitation = invitation_from_token(entry.token, [format_address(entry.host, entry.port)])
     if not entry.starts_seed:
         yield invitation

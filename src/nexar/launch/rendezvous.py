@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
 
 
-InvitationWay: TypeAlias = Literal["environment", "addresses", "file", "ticket"]
+InvitationSource: TypeAlias = Literal["environment", "addresses", "file", "ticket"]
 """How the ranks get their invitation."""
 
 
@@ -81,7 +81,7 @@ class RendezvousAnswer(msgspec.Struct, frozen=True):
 
     heard: list[str]
     """The numbers of the hellos of ranks 1, 2, …"""
-    way: InvitationWay | Literal["token_needed", "failed"]
+    way: InvitationSource | Literal["token_needed", "failed"]
     content: str = ""
     """Addresses joined by commas, a file name, a ticket, or the reason of a failure."""
 
@@ -106,7 +106,7 @@ def decoded(text: str, kind: type[Message]) -> Message:
 
 def chosen_way(
     config: Config, hellos: Sequence[RendezvousHello], *, has_invitation: bool
-) -> InvitationWay | Literal["token_needed"]:
+) -> InvitationSource | Literal["token_needed"]:
     """How rank 0 invites the others. UsageError for unequal world sizes."""
     for rank, hello in enumerate(hellos):
         if hello.size != len(hellos):
@@ -130,7 +130,7 @@ def share_a_folder(hellos: Sequence[RendezvousHello]) -> bool:
     return share_a_host(hellos) and len({hello.folder for hello in hellos}) == 1 and hellos[0].folder != ""
 
 
-def accepted_way(answer: RendezvousAnswer, config: Config) -> InvitationWay:
+def accepted_way(answer: RendezvousAnswer, config: Config) -> InvitationSource:
     """UsageError if rank 0 failed, ConfigError if this rank's settings forbid it."""
     if answer.way == "failed":
         raise UsageError(with_heading("rank 0 could not open the cluster", printable(answer.content)))
@@ -265,7 +265,7 @@ def _open_cluster(
 
 def _invite(
     hellos: Sequence[RendezvousHello], config: Config, launch_info: LaunchInfo | None, opened: ExitStack
-) -> tuple[InvitationWay | Literal["token_needed"], str, Invitation | None]:
+) -> tuple[InvitationSource | Literal["token_needed"], str, Invitation | None]:
     """Way and content of the answer, and rank 0's invitation; None: a token is needed."""
     given = _unused_invitation(config, launch_info, len(hellos))
     way = chosen_way(config, hellos, has_invitation=given is not None)

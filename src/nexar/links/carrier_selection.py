@@ -10,16 +10,14 @@ from collections.abc import Collection
 from typing import Final
 from zlib import crc32
 
-from nexar.transport.registry import capabilities_of
+from nexar.transport.registry import FIRST_THIRD_PARTY, builtin_numbers, capabilities_of
 
 RELAY: Final = "relay"  # over other nodes, for a pair without a connection
-PREFERENCE: Final = ("memory", "shm", "quic", "tls", "tcp", RELAY)  # best first; third-party schemes follow
-# These numbers are the wire format: add new ones below _FIRST_FOREIGN, never change one.
-_NUMBERS: Final = {"memory": 0, "shm": 1, "quic": 2, "tls": 3, "tcp": 4, RELAY: 5}
+_NUMBERS: Final = {**builtin_numbers(), RELAY: 5}  # the wire format
+PREFERENCE: Final = tuple(_NUMBERS)  # best first; third-party schemes follow
 # Payloads of this size use the bulk channel. Plain TCP beside QUIC between two namespaces measured 1.1 to 1.7 times as
 # fast from here on, hardly faster below.
 BULK_BYTES: Final = 128 << 10
-_FIRST_THIRD_PARTY: Final = 16
 
 
 def choose(size_bytes: int, connected: Collection[str], sidecar: str | None = None) -> str | None:
@@ -69,7 +67,7 @@ def shows_life(connected: Collection[str]) -> bool:
 def number_of(scheme: str) -> int:
     """Return a scheme's number in frames, equal on both ends, also for third-party schemes."""
     known = _NUMBERS.get(scheme)
-    return known if known is not None else _FIRST_THIRD_PARTY + crc32(scheme.encode()) % (256 - _FIRST_THIRD_PARTY)
+    return known if known is not None else FIRST_THIRD_PARTY + crc32(scheme.encode()) % (256 - FIRST_THIRD_PARTY)
 
 
 def is_relayed(connected: Collection[str]) -> bool:

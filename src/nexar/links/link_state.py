@@ -242,7 +242,7 @@ class LinkState:
 
     def return_relay_credit(self, hops: int, amount: int) -> None:
         """Like send_relayed."""
-        self._send_relay_frame(FrameKind.ROOM, Lane.CONTROL, hops, amount)
+        self._send_relay_frame(FrameKind.RELAY_CREDIT, Lane.CONTROL, hops, amount)
 
     def _send_relay_frame(self, kind: FrameKind, lane: Lane, hops: int, length: int, *body: Buffer) -> None:
         carrier = self.carrier

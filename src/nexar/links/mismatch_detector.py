@@ -116,6 +116,14 @@ class MismatchDetector:
         past = self._over[sequence % REMEMBERED]
         return past[1] if past is not None and past[0] == sequence else None
 
+    def operation_of(self, sequence: int) -> int:
+        """Return the operation of the local call, else of a call to come that another rank announced; 0 if unknown."""
+        ours = self.call_of(sequence)
+        if ours is not None:
+            return ours[0]
+        announced = next(iter(self._unexpected.get(sequence, {}).values()), None)
+        return 0 if announced is None else announced[0][0]
+
     def is_announced(self, sequence: int) -> bool:
         """Whether any rank has entered this sequence to come."""
         return sequence in self._unexpected

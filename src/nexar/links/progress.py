@@ -84,8 +84,8 @@ class ProgressThread:
         self._thread.start()
 
     def drive_now(self) -> None:
-        """Drive now, unless a thread does. Any thread."""
-        if not self.is_driving:
+        """Drive now, unless a thread does: that one hands over when it leaves. Any thread."""
+        if not self._driver_lock.locked():
             self._asked = True
             self.unpark()
 

@@ -1,6 +1,7 @@
 """Prometheus metrics of one rank, computed when scraped.
 
-A membership change creates new communicators whose counters start at 0; Prometheus treats that as a restart.
+A membership change creates new communicators: counters of calls start at 0, which Prometheus treats as a restart.
+Counters of links continue.
 """
 
 from __future__ import annotations

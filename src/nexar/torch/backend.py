@@ -24,7 +24,7 @@ from nexar.torch.calls import NODES, GroupCalls, SharedNode, remaining_of, subgr
 from nexar.torch.tensors import ReceivedTensors
 
 
-def patch_holder(name: str) -> None:
+def patch_torch_work(name: str) -> None:
     """Patches torch's Work once per process; excludes `name` from its flight recorder."""
     if not hasattr(Work, _MARK):
         _patch(Work.is_completed, Work._source_rank)
@@ -69,7 +69,7 @@ _wrapped: set[NexarBackend] = set()
 
 def opened(communicator: Communicator, timeout: float, shared_node: SharedNode, options: Any) -> Any:
     """A backend, or a process group named nexar if no other backend serves the group."""
-    patch_holder(NAME)
+    patch_torch_work(NAME)
     backend = NexarBackend(communicator, timeout, shared_node)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
         _wrapped.add(backend)

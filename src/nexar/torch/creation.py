@@ -147,9 +147,10 @@ def _gone_with_rank_0() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # DistNetworkError or DistStoreError, depending on the store
+        first_line = next(iter(str(error).splitlines()), "")
         raise SeedUnreachable(
             addresses=[],
             attempts=1,
-            cause=f"torch's store, in which rank 0 publishes the address, is gone: {str(error).partition(chr(10))[0]}",
+            cause=f"torch's store, in which rank 0 publishes the address, is gone: {first_line}",
             remedy="look at the output of rank 0 before it ended",
         ) from error

@@ -27,7 +27,7 @@ _PLAIN: Final = {
                   torch.uint8, torch.bool, torch.complex64, torch.complex128)
 }  # fmt: skip
 """Types that NumPy has too, the common case."""
-_FOREIGN: Final = frozenset(getattr(torch, name) for name in torch_tensors.FOREIGN)
+_EXCHANGED_AS_INTEGERS: Final = frozenset(getattr(torch, name) for name in torch_tensors.EXCHANGED_AS_INTEGERS)
 """Types that only torch and ml_dtypes have."""
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types, by element size, for elements that no array type represents."""
@@ -50,7 +50,7 @@ def values(tensor: torch.Tensor) -> Array:
 
 def content(tensor: torch.Tensor) -> Array:
     """As `values`, to move: types that arrays lack become integers."""
-    if tensor.dtype in _PLAIN or tensor.dtype in _FOREIGN:
+    if tensor.dtype in _PLAIN or tensor.dtype in _EXCHANGED_AS_INTEGERS:
         return values(tensor)
     _refuse_sparse(tensor)
     return values(tensor.detach().view(_INTEGERS[tensor.element_size()]))

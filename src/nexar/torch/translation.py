@@ -97,7 +97,7 @@ class TorchPlan(NamedTuple):
 def all_reduce(tensors: Tensors, op: Any, size: int) -> TorchPlan:
     """In place."""
     reduction = reduction_of(op)
-    steps = [_reduced(_scaled(each, reduction), *_performed(reduction, each, each, size)) for each in tensors]
+    steps = [_reduced(_scaled(each, reduction), *_op_and_finish(reduction, each, each, size)) for each in tensors]
     return TorchPlan(steps, tensors)
 
 
@@ -109,7 +109,7 @@ def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> TorchPlan:
     steps = []
     for some in filter(None, (integers, others)):
         arrays = [_scaled(each, reduction) for each in some]
-        name, _ = _performed(reduction, some[0], some[0], size)
+        name, _ = _op_and_finish(reduction, some[0], some[0], size)
         finish = on_stream(arrays[0], partial(_divide_all, arrays, size)) if some is integers else None
         steps.append(PlanStep("all_reduce_bucketed", (arrays, name), {}, finish))
     return TorchPlan(steps, tensors)
@@ -132,7 +132,7 @@ def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) ->
     reduction = reduction_of(op)
     steps = []
     for each in tensors:
-        name, finish = _performed(reduction, each, each, size)
+        name, finish = _op_and_finish(reduction, each, each, size)
         steps.append(PlanStep("reduce", (_scaled(each, reduction), name, root), {}, finish if at_root else None))
     return TorchPlan(steps, tensors)
 
@@ -210,7 +210,7 @@ def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: i
         _check_length("reduce_scatter", "the input list", parts, size)
         arrays = [_fresh(part, reduction) for part in parts]
         counts = [count(array) for array in arrays]
-        name, finish = _performed(reduction, parts[0], target, size)
+        name, finish = _op_and_finish(reduction, parts[0], target, size)
         settings: dict[str, Any] = {"op": name, "out": values(target)}
         if len(set(counts)) == 1:
             steps.append(PlanStep("reduce_scatter", (concatenate(arrays),), settings, finish))
@@ -225,7 +225,7 @@ def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int)
     steps = []
     for target, each in zip(outputs, inputs, strict=True):
         array = flat(_fresh(each, reduction))
-        name, finish = _performed(reduction, each, target, size)
+        name, finish = _op_and_finish(reduction, each, target, size)
         steps.append(PlanStep("reduce_scatter", (array,), {"op": name, "out": values(target)}, finish))
     return TorchPlan(steps, outputs)
 
@@ -284,7 +284,7 @@ def _check_length(call: str, what: str, tensors: Sequence[Any], size: int, eleme
         raise UsageError(f"{call}: {what} has {len(tensors)} entries for {size} ranks; give {element} for each rank")
 
 
-def _performed(
+def _op_and_finish(
     reduction: TorchReduction, given: torch.Tensor, target: torch.Tensor, size: int
 ) -> tuple[str, Callable[[Any], object] | None]:
     """An integer average, which the communicator rejects, is a divided sum, as in NCCL."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 from nexar.errors import UsageError
@@ -17,6 +18,7 @@ _LABEL: Final = r"[A-Za-z0-9_-]{1,63}"
 _HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*\.?)?")  # for other names the resolver raises UnicodeError
 _ZONE: Final = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_HOST: Final = 253  # limit of DNS
+_CACHED: Final = 1024  # addresses; those of a member are parsed again for every probe and dial of it
 
 
 class AddressCandidate(NamedTuple):
@@ -60,6 +62,7 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
     return [parse_address(part.strip()) for part in text.split(",")]
 
 
+@lru_cache(_CACHED)
 def host_of(address: str) -> str | None:
     """Return the host, None if the address is not host:port."""
     try:
@@ -68,6 +71,7 @@ def host_of(address: str) -> str | None:
         return None
 
 
+@lru_cache(_CACHED)
 def is_loopback(address: str) -> bool:
     """Whether every host that dials the address reaches itself."""
     host = host_of(address)
@@ -111,6 +115,7 @@ def _distance(address: str, networks: Sequence[Network], *, same_host: bool) -> 
     return 1 if any(number in network for network in networks) else 3
 
 
+@lru_cache(_CACHED)
 def _number_of(host: str) -> _Numeric | None:
     try:
         return ipaddress.ip_address(host)

@@ -243,7 +243,7 @@ class Carrier(ABC):
 @dataclass(frozen=True, slots=True)
 class TransportCapabilities:
     """Properties of a scheme, by which the layers above treat its carriers. They use names of built-in schemes only to
-    open them, to prefer one (`links.carrier_selection`) and in `nexar doctor`.
+    open them, for the bulk channel and in `nexar doctor`.
 
     `transport.registry` has those of every scheme. The defaults are those of an unknown scheme.
     """

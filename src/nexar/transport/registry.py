@@ -122,36 +122,48 @@ GROUP: Final = "nexar.transports"
 
 @dataclass(frozen=True, slots=True)
 class _BuiltinTransport:
+    number: int  # of its frames: the wire format, below FIRST_THIRD_PARTY
     factory: str  # module:name, imported when it is needed
     capabilities: TransportCapabilities
+    not_opened: str | None = None  # what the user should do instead, if a node never opens it on request
     needs_native: bool = False
     why_unavailable: str | None = None  # module:name of a function without arguments; None: it can always be used
 
 
+FIRST_THIRD_PARTY: Final = 16
+"""The first number of third-party schemes; 5 is a relayed carrier."""
+# In order of preference. Never change a number.
 _BUILTIN: Final = {
     "memory": _BuiltinTransport(
+        0,
         "nexar.transport.memory.transport:MemoryTransport",
         TransportCapabilities(in_process=True, has_certificates=False, closes_on_death=True),
+        not_opened="memory connects nodes of one process, in tests only: leave it out",
+    ),
+    "shm": _BuiltinTransport(
+        1,
+        "nexar.transport.shm.transport:ShmTransport",
+        TransportCapabilities(shares_memory=True, has_certificates=False, closes_on_death=True),
+        why_unavailable="nexar.transport.shm.ring:missing_support",
     ),
     "quic": _BuiltinTransport(
+        2,
         "nexar.transport.quic.transport:QuicTransport",
         TransportCapabilities(node_port="UDP", shows_life=True),
         needs_native=True,
         why_unavailable="nexar.transport.quic:missing_support",
     ),
-    "shm": _BuiltinTransport(
-        "nexar.transport.shm.transport:ShmTransport",
-        TransportCapabilities(shares_memory=True, has_certificates=False, closes_on_death=True),
-        why_unavailable="nexar.transport.shm.ring:missing_support",
+    "tls": _BuiltinTransport(
+        3,
+        "nexar.transport.tls.transport:TlsTransport",
+        TransportCapabilities(node_port="TCP", closes_on_death=True),
     ),
     # Not a port of its own: the peer's TLS transport accepts its connections and stops encrypting them.
     "tcp": _BuiltinTransport(
+        4,
         "nexar.transport.tls.transport:PlainTransport",
         TransportCapabilities(encrypts=False, closes_on_death=True),
-    ),
-    "tls": _BuiltinTransport(
-        "nexar.transport.tls.transport:TlsTransport",
-        TransportCapabilities(node_port="TCP", closes_on_death=True),
+        not_opened="tcp is used only for large payloads: leave it out, and set NEXAR_ENCRYPT_BULK_TRANSPORT=0",
     ),
 }
 _UNKNOWN: Final = TransportCapabilities()
@@ -168,6 +180,21 @@ def schemes() -> tuple[str, ...]:
 def is_builtin(scheme: str) -> bool:
     """Whether nexar itself has the scheme."""
     return scheme in _BUILTIN
+
+
+def builtin_numbers() -> dict[str, int]:
+    """Return the number of each built-in scheme in frames, preferred schemes first."""
+    return {scheme: builtin.number for scheme, builtin in _BUILTIN.items()}
+
+
+def opened_on_request() -> tuple[str, ...]:
+    """Return the built-in schemes that the setting `transports` may name."""
+    return tuple(scheme for scheme, builtin in _BUILTIN.items() if builtin.not_opened is None)
+
+
+def why_not_opened(scheme: str) -> str | None:
+    """Return what to do instead of naming this built-in scheme in the setting; None if a node opens it."""
+    return _BUILTIN[scheme].not_opened
 
 
 def capabilities_of(scheme: str) -> TransportCapabilities:

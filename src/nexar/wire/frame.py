@@ -47,7 +47,7 @@ class FrameKind(IntEnum):
     TERMS = 12  # first frame on each carrier of a link: `length` is a flow's credit, `transfer` names a bulk channel
     FALLBACK = 13  # the bulk channel that your TERMS named `transfer` is lost: its receiver grants its payloads again
     RELAY = 14  # a frame that other nodes forward to its destination: the body is wire.relay
-    ROOM = 15  # `length` bytes that you gave me to relay after `step` hops are forwarded: send more
+    RELAY_CREDIT = 15  # `length` bytes that you gave me to relay after `step` hops are forwarded: send more
 
 
 _EAGER: Final = int(FrameKind.EAGER)  # looking up an enum member in every decode would cost a fifth of it

@@ -75,7 +75,7 @@ _KINDS = {
     "delivered": frame.FrameKind.DELIVERED, "refuse": frame.FrameKind.REFUSE, "withdraw": frame.FrameKind.WITHDRAW,
     "credit": frame.FrameKind.CREDIT, "control": frame.FrameKind.CONTROL, "chunk": frame.FrameKind.CHUNK,
     "finish": frame.FrameKind.FINISH, "hello": frame.FrameKind.HELLO, "terms": frame.FrameKind.TERMS,
-    "fallback": frame.FrameKind.FALLBACK, "relay": frame.FrameKind.RELAY, "room": frame.FrameKind.ROOM,
+    "fallback": frame.FrameKind.FALLBACK, "relay": frame.FrameKind.RELAY, "room": frame.FrameKind.RELAY_CREDIT,
 }  # fmt: skip
 
 

@@ -184,9 +184,19 @@ def _load(paths: Iterable[Path]) -> None:
                 raise
 
 
+_NEVER_ENCODED = (
+    "nexar.testing",
+    # Events and actions of state machines.
+    "nexar.cluster.decisions.admission_events",
+    "nexar.cluster.decisions.agreement_instances",
+    "nexar.cluster.decisions.membership_events",
+    "nexar.cluster.decisions.successor_events",
+)
+
+
 def _structs() -> set[type]:
     ours = {kind for kind in _below(msgspec.Struct) if kind.__module__.startswith("nexar.")}
-    return {kind for kind in ours if not kind.__module__.startswith("nexar.testing")}
+    return {kind for kind in ours if not kind.__module__.startswith(_NEVER_ENCODED)}
 
 
 def _below(kind: type) -> Iterator[type]:

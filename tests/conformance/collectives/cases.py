@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nexar.arrays.dtypes import DTYPES
 from nexar.arrays.operators import ReduceCode, check, identity, reduction_of
 from nexar.arrays.reduce import finish, folder, rounds
 from nexar.collectives.operations import OperationCode
 from nexar.communicator.communicator import Communicator
 from nexar.errors import UsageError
 from tests.conformance.schedules.cases import ALGORITHMS
-from tests.conformance.schedules.test_arithmetic import DTYPES, NAMES, assert_right, assert_rounded_once, bring
+from tests.conformance.schedules.test_arithmetic import NAMES, assert_right, assert_rounded_once, contribution
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exclusive_scan")
 MOVING = ("broadcast", "all_gather", "gather", "all_to_all", "scatter")
@@ -40,10 +41,10 @@ class Case(NamedTuple):
     def brought(self, rank: int) -> np.ndarray:
         """Of unequal counts, rank by rank one row more, beginning at none."""
         shape = (rank, *self.shape) if self.verb in {"all_gather_v", "gather_v"} else self.shape
-        return bring(np.dtype(self.dtype), rank, int(np.prod(shape))).reshape(shape)
+        return contribution(np.dtype(self.dtype), rank, int(np.prod(shape))).reshape(shape)
 
 
-class Judged(NamedTuple):
+class CaseResult(NamedTuple):
     """What became of it at one rank."""
 
     complaint: str
@@ -51,12 +52,12 @@ class Judged(NamedTuple):
     """The same on all ranks, where they should have the same."""
 
 
-def play(comm: Communicator, cases: Iterable[Case]) -> list[Judged]:
+def run_cases(comm: Communicator, cases: Iterable[Case]) -> list[CaseResult]:
     """Make all calls, one after the other. Raises what they raise; a wrong result does not stop the others."""
     return [_judge(comm, case) for case in cases]
 
 
-def complaints(cases: Sequence[Case], judged: Sequence[Sequence[Judged]]) -> list[str]:
+def wrong_results(cases: Sequence[Case], judged: Sequence[Sequence[CaseResult]]) -> list[str]:
     """What all ranks together have to say; empty: everything was right."""
     found = []
     for number, case in enumerate(cases):
@@ -67,14 +68,14 @@ def complaints(cases: Sequence[Case], judged: Sequence[Sequence[Judged]]) -> lis
     return found
 
 
-def _judge(comm: Communicator, case: Case) -> Judged:
+def _judge(comm: Communicator, case: Case) -> CaseResult:
     everyone = [case.brought(rank) for rank in range(comm.size)]
     got = CALLS[case.verb](comm, everyone[comm.rank].copy(), case)
     try:
         _compare(comm, case, everyone, got)
     except AssertionError as error:
-        return Judged(f"got {got!r}: {error}", "")
-    return Judged("", _digest(got) if case.verb in SAME_EVERYWHERE else "")
+        return CaseResult(f"got {got!r}: {error}", "")
+    return CaseResult("", _digest(got) if case.verb in SAME_EVERYWHERE else "")
 
 
 def _digest(got: Any) -> str:
@@ -296,6 +297,6 @@ def every_algorithm(size: int, counts: Sequence[int]) -> list[Case]:
             for count in counts:
                 case = Case(verb, "float32", shape=shaped(verb, size, count), root=number % size)
                 found.append(case._replace(more=(("algorithm", name),)))
-                if algorithm.folds and verb in {"all_reduce", "reduce", "reduce_scatter", "scan", "exclusive_scan"}:
+                if algorithm.left_fold and verb in {"all_reduce", "reduce", "reduce_scatter", "scan", "exclusive_scan"}:
                     found.append(case._replace(more=(("algorithm", name), ("deterministic", True))))
     return found

@@ -12,7 +12,7 @@ class Sums:
     def fold(self, out, inputs):
         np.copyto(out, self.total(inputs))
 
-    def bring(self, rank, count):
+    def contribution(self, rank, count):
         return np.arange(count, dtype=np.int64) * 1_000_003 + (rank + 1) * 0x9E3779B97F4A7
 
     def total(self, arrays):
@@ -35,7 +35,7 @@ class Neighbours:
             self.combine(found, found, each)
         np.copyto(out, found)
 
-    def bring(self, rank, count):
+    def contribution(self, rank, count):
         return np.full(count, rank * 1000 + rank + 1, dtype=np.int32)
 
     def total(self, arrays):

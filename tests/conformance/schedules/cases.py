@@ -35,7 +35,7 @@ class Case(NamedTuple):
     root: int = 0
     segment: int = 0
     spans: tuple[Span, ...] | None = None
-    """Of all_to_all: all inputs of rank 0, of rank 1, …; the outputs follow from them."""
+    """Unequal shares."""
 
     @property
     def layout(self):
@@ -47,28 +47,12 @@ class Case(NamedTuple):
             return self.spans
         return split(self.count, self.size) if self.layout is Layout.SHARE else equal(self.count, self.size)
 
-    def given(self, rank):
-        """Spans for the schedule of one rank."""
-        if self.layout is Layout.EXCHANGED and self.spans is not None:
-            return self.inputs(rank) + self.outputs(rank)
-        return self.spans
-
-    def inputs(self, rank):
-        if self.spans is None:
-            return equal(self.count, self.size)
-        return self.spans[rank * self.size : (rank + 1) * self.size]
-
-    def outputs(self, rank):
-        return tiled([self.inputs(peer)[rank].count for peer in range(self.size)])
-
-    def bring(self, rank):
+    def input_count(self, rank):
         """How many elements a rank has to bring."""
         match self.layout:
-            case Layout.EXCHANGED:
-                return end(self.inputs(rank))
             case Layout.GATHERED:
                 return self.blocks[rank].count
-            case Layout.SCATTERED | Layout.SHARE:
+            case Layout.EXCHANGED | Layout.SCATTERED | Layout.SHARE:
                 return end(self.blocks)
             case Layout.NONE:
                 return 0
@@ -85,7 +69,7 @@ def end(spans):
     return max(span.stop for span in spans)
 
 
-def play(case: Case, brought, arithmetic: Arithmetic):
+def run_case(case: Case, brought, arithmetic: Arithmetic):
     """Run it on all ranks, from `brought[rank]`. What each has got: an array, or None where nothing is promised."""
     ranks = range(case.size)
     schedules = [steps(case.name, case.operation, _shape(case, rank)) for rank in ranks]
@@ -96,27 +80,27 @@ def play(case: Case, brought, arithmetic: Arithmetic):
 
 
 def _shape(case: Case, rank):
-    return Shape(rank, case.size, case.count, case.root, case.segment, case.given(rank))
+    return Shape(rank, case.size, case.count, case.root, case.segment, case.spans)
 
 
 def _memory(case: Case, rank, brought):
     """Whatever a rank does not bring is filled with what would be noticed."""
     extra = buffers(case.name, case.operation, _shape(case, rank))
-    return [_work(case, rank, brought), *(_rubbish(length, brought.dtype) for length in extra)]
+    return [_work(case, rank, brought), *(_filler(length, brought.dtype) for length in extra)]
 
 
 def _work(case: Case, rank, brought):
     if case.layout is Layout.GATHERED:
-        work = _rubbish(end(case.blocks), brought.dtype)
+        work = _filler(end(case.blocks), brought.dtype)
         block = case.blocks[rank]
         work[block.start : block.stop] = brought
         return work
     if COLLECTIVES[case.operation].root is RootRole.SOURCE and rank != case.root:
-        return _rubbish(len(brought), brought.dtype)
+        return _filler(len(brought), brought.dtype)
     return brought.copy()
 
 
-def _rubbish(count, dtype):
+def _filler(count, dtype):
     return np.full(count, 77).astype(dtype)
 
 
@@ -136,7 +120,7 @@ def _got(case: Case, rank, memory):
 def wanted(case: Case, brought, total):
     """What each rank should have got. `total(arrays)` reduces them."""
     ranks = range(case.size)
-    if case.operation in {Op.SCAN, Op.EXCLUSIVE_SCAN}:
+    if COLLECTIVES[case.operation].is_scan:
         sums = [total(brought[: rank + 1]) for rank in ranks]
         return sums if case.operation is Op.SCAN else [None, *sums[:-1]]
     if case.operation is Op.ALL_TO_ALL:
@@ -153,13 +137,13 @@ def wanted(case: Case, brought, total):
 
 
 def _block(case: Case, brought, source, dest):
-    span = case.inputs(source)[dest]
+    span = case.blocks[dest]
     return brought[source][span.start : span.stop]
 
 
 def compare(case: Case, arithmetic):
     """Every rank has got what it should have."""
-    brought = [arithmetic.bring(rank, case.bring(rank)) for rank in range(case.size)]
+    brought = [arithmetic.contribution(rank, case.input_count(rank)) for rank in range(case.size)]
     expected = wanted(case, brought, arithmetic.total)
-    for rank, got in enumerate(play(case, brought, arithmetic)):
+    for rank, got in enumerate(run_case(case, brought, arithmetic)):
         assert got is None or np.array_equal(got, expected[rank]), f"{case} is wrong on rank {rank}"

@@ -11,18 +11,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nexar.arrays.dtypes import dtype_of, kind_of
+from nexar.arrays.dtypes import DTYPES, kind_of
 from nexar.arrays.operators import ReduceCode, check, reduction_of
 from nexar.arrays.reduce import combine, finish, fold
+from nexar.collectives.operations import COLLECTIVES, Layout
 from nexar.collectives.operations import OperationCode as Op
 from nexar.errors import UsageError
-from tests.conformance.schedules.cases import ALL, REDUCING, Case, play, wanted
+from tests.conformance.schedules.cases import ALGORITHMS, ALL, REDUCING, Case, run_case, wanted
 
-DTYPES = [dtype for code in range(1, 64) if (dtype := dtype_of(code)) is not None]
 NAMES = [code.name.lower() for code in ReduceCode if code is not ReduceCode.USER]
 COUNT = 67
 WAYS = [(operation, name) for operation, name in ALL if operation in REDUCING]
-FOLDING = [(Op.ALL_REDUCE, "direct"), (Op.ALL_REDUCE, "gather_fold"), (Op.REDUCE, "direct"), (Op.REDUCE, "gather_fold")]
+FOLDING = [(operation, name) for operation, name in WAYS if ALGORITHMS[operation][name].single_fold]
 EXACT = {
     "min": np.minimum,
     "max": np.maximum,
@@ -50,7 +50,7 @@ class Reduced:
         fold(self._reduction, out, inputs)
 
 
-def bring(dtype, rank, count=COUNT):
+def contribution(dtype, rank, count=COUNT):
     """Numbers for which nothing overflows in floats, and everything wraps in integers."""
     random = np.random.default_rng(rank)
     kind = kind_of(dtype)
@@ -116,7 +116,7 @@ def half_step(dtype):
 
 def results(case, brought, reduction):
     """Each rank's, finished; None where nothing is promised."""
-    found = play(case, brought, Reduced(reduction))
+    found = run_case(case, brought, Reduced(reduction))
     for each in found:
         if each is not None:
             finish(reduction, each, case.size)
@@ -131,9 +131,9 @@ def test_every_operation_is_right_in_every_dtype(operation, name):
 
 def assert_every_operation(operation, name, dtype):
     for size in (3, 4) if operation is Op.ALL_REDUCE else (3,):
-        brought = [bring(dtype, rank) for rank in range(size)]
+        brought = [contribution(dtype, rank) for rank in range(size)]
         for reduction in defined(dtype):
-            scans = operation in {Op.SCAN, Op.EXCLUSIVE_SCAN}
+            scans = COLLECTIVES[operation].is_scan
             if scans and reduction.code is ReduceCode.AVG:
                 continue  # of how many, would be another number on every rank
             case = Case(operation, name, size, COUNT, root=1, segment=7)
@@ -141,7 +141,7 @@ def assert_every_operation(operation, name, dtype):
             for rank, got in enumerate(results(case, brought, reduction)):
                 if got is None:
                     continue
-                span = case.blocks[rank] if operation is Op.REDUCE_SCATTER else slice(0, COUNT)
+                span = case.blocks[rank] if case.layout is Layout.SHARE else slice(0, COUNT)
                 pieces = [brought[other][span.start : span.stop] for other in inputs[rank]]
                 assert_right(got, pieces, reduction, dtype)
 
@@ -149,7 +149,7 @@ def assert_every_operation(operation, name, dtype):
 @pytest.mark.parametrize("name", [name for operation, name in WAYS if operation is Op.ALL_REDUCE])
 def test_every_rank_has_the_same_bits(name):
     for size, dtype in product((2, 5, 6), DTYPES):
-        brought = [bring(dtype, rank) for rank in range(size)]
+        brought = [contribution(dtype, rank) for rank in range(size)]
         for reduction in defined(dtype):
             found = results(Case(Op.ALL_REDUCE, name, size, COUNT, segment=4), brought, reduction)
             assert len({each.tobytes() for each in found}) == 1, (size, dtype, reduction)
@@ -175,15 +175,15 @@ def test_a_complex_number_alone_in_its_segment_has_the_same_bits(dtype):
 
 def assert_same_bits(reduction, dtype, segment):
     size = 7
-    brought = [bring(dtype, rank) for rank in range(size)]
+    brought = [contribution(dtype, rank) for rank in range(size)]
     expected = np.empty(COUNT, dtype)
     fold(reduction, expected, brought)
     finish(reduction, expected, size)
     for operation, name in FOLDING:
-        found = results(Case(operation, name, size, COUNT, root=2, segment=segment), brought, reduction)
-        assert {each.tobytes() for each in found if each is not None} == {expected.tobytes()}
-    shares = results(Case(Op.REDUCE_SCATTER, "direct", size, COUNT, segment=segment), brought, reduction)
-    assert np.concatenate(shares).tobytes() == expected.tobytes()
+        case = Case(operation, name, size, COUNT, root=2, segment=segment)
+        found = [each for each in results(case, brought, reduction) if each is not None]
+        whole = [np.concatenate(found)] if case.layout is Layout.SHARE else found
+        assert {each.tobytes() for each in whole} == {expected.tobytes()}
 
 
 @pytest.mark.parametrize("name", [name for operation, name in WAYS if operation is Op.ALL_REDUCE])
@@ -193,17 +193,17 @@ def test_nan_of_one_rank_reaches_all(name):
     for dtype, reduction in [(each, reduction) for each in floats for reduction in defined(each)]:
         if reduction.code in {ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR}:
             continue  # NaN is true
-        brought = [bring(dtype, rank) for rank in range(size)]
+        brought = [contribution(dtype, rank) for rank in range(size)]
         brought[3][10] = np.nan
         for each in results(Case(Op.ALL_REDUCE, name, size, COUNT), brought, reduction):
             assert np.flatnonzero(np.isnan(each.astype(np.float64))).tolist() == [10]
 
 
-@pytest.mark.parametrize(("operation", "name"), [(o, n) for o, n in WAYS if o is not Op.EXCLUSIVE_SCAN])
+@pytest.mark.parametrize(("operation", "name"), [(o, n) for o, n in WAYS if not COLLECTIVES[o].has_identity])
 def test_a_function_of_the_user_reduces_too(operation, name):
     larger = reduction_of(lambda a, b: np.where(a > b, a, b))
-    brought = [bring(np.dtype(np.float32), rank) for rank in range(4)]
+    brought = [contribution(np.dtype(np.float32), rank) for rank in range(4)]
     case = Case(operation, name, 4, COUNT, segment=7)
     expected = wanted(case, brought, lambda arrays: np.max(arrays, axis=0))
-    for rank, got in enumerate(play(case, brought, Reduced(larger))):
+    for rank, got in enumerate(run_case(case, brought, Reduced(larger))):
         assert got is None or np.array_equal(got, expected[rank])

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nexar.arrays.dtypes import RAW, _kind_name, allowed, code_of, describe, dtype_of, is_supported, kind_of
+from nexar.arrays.dtypes import DTYPES, RAW, _kind_name, allowed, code_of, describe, dtype_of, is_supported, kind_of
 from nexar.errors import UsageError
 
 NAMES = [
@@ -13,6 +13,7 @@ NAMES = [
 
 def test_numbers_on_the_wire_never_change() -> None:
     assert [str(dtype_of(code)) for code in range(1, 18)] == NAMES
+    assert list(map(str, DTYPES)) == NAMES
     assert allowed() == ", ".join(NAMES)
 
 
@@ -60,6 +61,11 @@ def test_a_dtype_is_of_one_kind(dtype: type, kind: str) -> None:
 )
 def test_integers_of_ml_dtypes_are_no_floats(dtype: type, kind: str) -> None:
     assert _kind_name(np.dtype(dtype)) == kind
+
+
+def test_a_dtype_whose_kind_is_unknown_is_no_float() -> None:
+    with pytest.raises(TypeError, match="neither an integer nor a float"):
+        _kind_name(np.dtype("V2"))
 
 
 def test_bytes_are_described_as_elements_where_they_are_some() -> None:

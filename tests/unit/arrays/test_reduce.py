@@ -234,7 +234,7 @@ def test_errors_that_are_no_arithmetic_come_out() -> None:
 INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 FLOATS = [np.float32, np.float64]
 COMPLEX = [np.complex64, np.complex128]
-HALF = [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+NARROW = [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 UFUNCS = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add,
     "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
@@ -323,7 +323,7 @@ def test_integers_wrap(words: list[bytes], dtype: Any) -> None:
     assert [int(value) % (1 << bits) for value in out] == exact
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", ["land", "lor", "lxor"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_logic_of_half_types_gives_zeros_and_ones(dtype: Any, name: str, size: int) -> None:
@@ -357,7 +357,7 @@ def test_a_nan_wins_minimum_and_maximum_from_either_side(dtype: Any, name: str, 
     assert np.isnan(out.astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *HALF, *COMPLEX])
+@pytest.mark.parametrize("dtype", [*FLOATS, *NARROW, *COMPLEX])
 def test_nothing_is_warned_of_and_nothing_raised(dtype: Any) -> None:
     huge = np.full(5000, ml_dtypes.finfo(dtype).max if np.dtype(dtype).kind != "c" else np.finfo(dtype).max).astype(
         dtype
@@ -381,7 +381,7 @@ def test_an_average_is_divided_at_the_end(dtype: Any, size: int) -> None:
     assert np.array_equal(array, expected)
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", NARROW)
 def test_an_average_of_half_types_is_divided_in_f32(dtype: Any) -> None:
     array = numbers(dtype, 70_000, 1)
     expected = (array.astype(np.float32) / np.float32(3)).astype(dtype)

@@ -1,39 +1,34 @@
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
+from nexar.arrays.dtypes import DTYPES
 from nexar.arrays.operand import adapt
 from nexar.arrays.torch_tensors import array_of, is_tensor
 from nexar.errors import UsageError
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 
-DTYPES = {
-    "bool": np.bool_, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "uint8": np.uint8,
-    "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64, "float16": np.float16, "float32": np.float32,
-    "float64": np.float64, "complex64": np.complex64, "complex128": np.complex128, "bfloat16": ml_dtypes.bfloat16,
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,
-}  # fmt: skip
+BY_NAME = {str(dtype): dtype for dtype in DTYPES}  # torch uses the same names
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_every_dtype_shares_the_memory_of_the_tensor(name: str) -> None:
     tensor = torch.zeros(2, 3, dtype=torch.float32).to(getattr(torch, name))
     operand = adapt(tensor, writable=True)
-    assert operand.array.dtype == np.dtype(DTYPES[name])
+    assert operand.array.dtype == BY_NAME[name]
     assert operand.array.shape == (2, 3)
-    operand.array[:] = np.ones((), DTYPES[name])
+    operand.array[:] = np.ones((), BY_NAME[name])
     operand.commit()
     assert operand.result() is tensor
     assert tensor.to(torch.complex64 if tensor.is_complex() else torch.float32).eq(1).all()
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 3)])
 def test_a_new_array_comes_back_as_a_tensor_of_its_dtype(name: str, shape: tuple[int, ...]) -> None:
-    tensor = adapt(torch.zeros(1).to(getattr(torch, name))).like(np.ones(shape, DTYPES[name]))
+    tensor = adapt(torch.zeros(1).to(getattr(torch, name))).like(np.ones(shape, BY_NAME[name]))
     assert isinstance(tensor, torch.Tensor)
     assert tensor.dtype == getattr(torch, name)
     assert tuple(tensor.shape) == shape

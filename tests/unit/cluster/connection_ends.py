@@ -53,7 +53,7 @@ class End:
     @property
     def member(self) -> Member:
         pin = fingerprint(self.node.key.public_key())
-        return Member(self.node.id, self.node.host, pin, self.node.addresses(), self.node.capabilities)
+        return Member(self.node.id, self.node.host, pin, self.node.addresses(), self.node.schemes)
 
     def adopt(self, membership: Membership, *schemes: str) -> None:
         self.directory = PeerDirectory(self.node.id, membership)

@@ -62,7 +62,7 @@ class Meshes:
 
 
 def member_of(node: Node, *, node_id: int | None = None) -> Member:
-    return Member(node_id or node.id, node.host, bytes(32), node.addresses(), node.capabilities)
+    return Member(node_id or node.id, node.host, bytes(32), node.addresses(), node.schemes)
 
 
 def eventually(true: Callable[[], object], what: str) -> None:

@@ -42,7 +42,7 @@ class Ring(Meshes):
         self.faults.add(self.on_way(RefuseDial, one, other), self.on_way(RefuseDial, other, one))
 
     def relayed_by(self, rank: int) -> int:
-        return self.meshes[rank].relay_routes.relay.relayed
+        return self.meshes[rank].relay_routes.relay.forwarded
 
     def route(self, rank: int, to: int) -> list[int]:
         """Ranks, as the link goes now."""

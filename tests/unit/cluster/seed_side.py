@@ -125,7 +125,7 @@ class FakeNode:
     id = 77
     host = "here"
     network_schemes = ("quic", "tls")
-    capabilities = frozenset({"quic", "tls"})
+    schemes = frozenset({"quic", "tls"})
 
     def __init__(self, *answers: Callable[[], FakeCarrier]) -> None:
         self.key = make_key()

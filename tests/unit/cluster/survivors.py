@@ -1,10 +1,23 @@
 """Recoveries of several nodes, without links: a test carries their messages, and says who can be reached."""
 
 from collections import deque
+from random import Random
 from typing import Any, cast
 
 from nexar.cluster.control_loop import ControlLoop
-from nexar.cluster.decisions.membership_events import MembershipMessage, NoProgress, PeerLossFound, ProbeFinished
+from nexar.cluster.decisions.membership_events import (
+    MembershipMessage,
+    MessageReceived,
+    NoProgress,
+    PeerLossFound,
+    ProbeFinished,
+    SelfExpelled,
+    SendMessage,
+    StartProbe,
+)
+from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
+from nexar.cluster.decisions.successor_events import AdoptMembership
+from nexar.cluster.machine_runner import MachineRunner
 from nexar.cluster.membership import Change, Membership
 from nexar.cluster.membership_service import MembershipService
 from nexar.config import Config
@@ -35,12 +48,19 @@ class Survivor:
         self.present = membership
         """The newest that it was notified of."""
         self.control_loop = ControlLoop()
+        machine = NodeMachine(
+            node,
+            membership,
+            recovery_timeout=config.recovery_timeout,
+            active=config.recovery_policy == "automatic",
+            random=Random(node),
+        )
+        self.runner = MachineRunner(machine, self.control_loop, self.perform)
         self.recovery = MembershipService(
             cast(Any, self),
             cast(Any, self),
             membership,
-            control_loop=self.control_loop,
-            listener=self,
+            self.runner,
             probe=self.probe,
             send_to_seed=self.notify_seed,
         )
@@ -62,33 +82,36 @@ class Survivor:
     def adopt(self, membership: Membership, change: Change) -> None:
         self.story.append(("mesh", membership.epoch))
 
-    def lose_overdue(self, now: float) -> None:
-        """There is nobody on its way out."""
-
     def probe(self, node: int) -> None:
         """The answer is there before the question has been finished."""
         self.probed.append(node)
-        self.recovery.put(ProbeFinished(node, silent("it does not answer") if node in self.world.dead else None))
+        self.runner.put(ProbeFinished(node, silent("it does not answer") if node in self.world.dead else None))
 
     def notify_seed(self, message: Message) -> bool:
         self.seed.append(message)
         return True
 
-    # -- heir
+    # -- actions
 
-    def membership_decided(self, change: Change, after: Membership) -> None:
-        self.story.append(("chosen", after.epoch))
+    def perform(self, action: NodeAction) -> None:
+        match action:
+            case SendMessage(node, message):
+                self.recovery.send(node, message)
+            case StartProbe(node):
+                self.probe(node)
+            case AdoptMembership(change, after):
+                self.recovery.adopt(change, after)
+                self.adopted(change, after)
+            case NoProgress() | SelfExpelled():
+                self.story.append(action)
 
-    def membership_adopted(self, change: Change, after: Membership) -> None:
+    def adopted(self, change: Change, after: Membership) -> None:
         assert self.recovery.membership is after
         before, self.present = self.present, after
         self.story.append((change, [member.node for member in before.members], [m.node for m in after.members]))
 
-    def stalled(self, stall: NoProgress) -> None:
-        self.story.append(stall)
-
-    def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
-        self.story.append(("expelled", epoch, reason, willing))
+    def receive(self, sender: int, message: MembershipMessage) -> None:
+        self.runner.put(MessageReceived(sender, message))
 
     @property
     def members(self) -> list[int]:
@@ -126,7 +149,7 @@ class Survivors:
         while self.messages:
             sender, node, message = self.messages.popleft()
             if not {sender, node} & self.dead:
-                self.nodes[node].recovery.message_received(sender, message)
+                self.nodes[node].receive(sender, message)
 
     def carry_until(self, true: Any, what: str) -> None:
         def done() -> bool:
@@ -140,13 +163,13 @@ class Survivors:
         self.dead |= set(nodes)
         for survivor in self.alive():
             for node in nodes:
-                survivor.recovery.put(PeerLossFound(node, silent(f"node {node} was killed")))
+                survivor.runner.put(PeerLossFound(node, silent(f"node {node} was killed")))
 
     def alive(self) -> list[Survivor]:
         return [self.nodes[node] for node in self.nodes if node not in self.dead]
 
     def close(self) -> None:
         for survivor in self.nodes.values():
-            survivor.recovery.close()
-            survivor.recovery.close()
+            survivor.runner.stop()
+            survivor.runner.stop()
             survivor.control_loop.close()

@@ -165,13 +165,17 @@ class Lines:
 class Hall:
     """The acceptor of node ME, which has rank 1."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, lines: Lines | None = None) -> None:
         self.pairs = PeerTable(Router(node.id, node.config, node.progress), lambda *_: None, None)
         self.refused: list[tuple[str, str]] = []
         about = SimpleNamespace(memory_address_for=lambda peer: f"shm:{peer}", sidecar=None, config=node.config)
         sidecars = SidecarDialer(cast(Any, about))
         self.acceptor = PeerAcceptor(
-            cast(Any, about), self.pairs, sidecars, lambda address, reason: self.refused.append((address, reason))
+            cast(Any, about),
+            self.pairs,
+            sidecars,
+            cast(Any, lines),
+            lambda address, reason: self.refused.append((address, reason)),
         )
 
     def know(self, make_directory: PeerDirectory | None = None) -> None:
@@ -253,12 +257,27 @@ def test_who_says_anything_else_first_is_left(hall: Hall) -> None:
 # ---------------------------------------------------------------- death lines
 
 
-def test_a_death_line_is_taken_where_there_are_any(hall: Hall) -> None:
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest.fixture
+def watched_hall(lines: Lines) -> Iterator[Hall]:
+    with Node(Config(), MemoryNetwork()) as node:
+        yield Hall(node, lines)
+
+
+def test_a_death_line_is_declined_where_there_are_none(hall: Hall) -> None:
     hall.know()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
     assert dialer.received == [Declined("this node keeps no liveness connections")]
-    lines = hall.acceptor.liveness_connections = Lines()
+
+
+def test_a_death_line_is_taken_where_there_are_any(watched_hall: Hall, lines: Lines) -> None:
+    hall = watched_hall
+    hall.know()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
     assert lines.taken == [as_carrier(dialer)]
@@ -267,11 +286,10 @@ def test_a_death_line_is_taken_where_there_are_any(hall: Hall) -> None:
     assert hall.pairs.get(PEER) is None  # no link of two comes of it
 
 
-def test_a_death_line_that_is_not_wanted_is_declined_with_the_reason(hall: Hall) -> None:
-    hall.know()
-    lines = hall.acceptor.liveness_connections = Lines()
+def test_a_death_line_that_is_not_wanted_is_declined_with_the_reason(watched_hall: Hall, lines: Lines) -> None:
+    watched_hall.know()
     lines.reason = "you do not watch me"
-    dialer = hall.come(Dialer(PEER))
+    dialer = watched_hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
     assert dialer.received == [Declined("you do not watch me")]
 

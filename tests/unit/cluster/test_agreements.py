@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.agreements import _MAX_AHEAD, _MAX_KEPT, _MAX_KEPT_BYTES, AgreedValue, Agreements
+from nexar.cluster.agreements import AgreedValue, Agreements
 from nexar.cluster.control_loop import ControlLoop
+from nexar.cluster.decisions.agreement_instances import DEFAULT_LIMITS
 from nexar.cluster.decisions.membership_events import MembershipMessage
 from nexar.errors import LinkClosed, PeerLost, UsageError
 from nexar.wire.control import BallotNumber, Chosen, Prepare, Suspect
@@ -155,17 +156,17 @@ def test_it_says_what_it_is_and_what_it_waits_for(electorate: Electorate) -> Non
 
 def test_only_the_newest_instances_are_remembered(electorate: Electorate) -> None:
     ballots = electorate.ballots[1]
-    for sequence in range(1, _MAX_KEPT + 3):
+    for sequence in range(1, DEFAULT_LIMITS.kept + 3):
         ballots.receive(2, Chosen((0, 1, sequence), b"%d" % sequence))
-    assert len(ballots._agreements) == _MAX_KEPT
-    assert ballots.propose((0, 1, _MAX_KEPT + 2), b"mine").result() == b"%d" % (_MAX_KEPT + 2)
+    assert len(ballots._instances._agreements) == DEFAULT_LIMITS.kept
+    assert ballots.propose((0, 1, DEFAULT_LIMITS.kept + 2), b"mine").result() == b"%d" % (DEFAULT_LIMITS.kept + 2)
 
 
 def test_who_has_forgotten_its_vote_does_not_vote_again_and_who_comes_so_late_is_notified(
     electorate: Electorate,
 ) -> None:
     for node in NODES:
-        for sequence in range(1, _MAX_KEPT + 3):
+        for sequence in range(1, DEFAULT_LIMITS.kept + 3):
             electorate.ballots[node].receive(node % 3 + 1, Chosen((0, 1, sequence), b"%d" % sequence))
     with pytest.raises(UsageError, match="comes too late"):
         electorate.ballots[1].propose((0, 1, 2), b"another value")
@@ -175,33 +176,33 @@ def test_who_has_forgotten_its_vote_does_not_vote_again_and_who_comes_so_late_is
 
 
 def test_of_large_values_only_the_newest_are_remembered(electorate: Electorate) -> None:
-    large = _MAX_KEPT_BYTES // 4
+    large = DEFAULT_LIMITS.kept_bytes // 4
     for number in range(1, 9):
         agreed = electorate.ballots[1].propose((0, 1, number), bytes([number]) * large)
         assert electorate.carry_until(agreed) == bytes([number]) * large
     for each in electorate.ballots.values():
-        kept = [made for made in each._agreements.values() if made.chosen]
+        kept = [made for made in each._instances._agreements.values() if made.chosen]
         assert [made.instance[2] for made in kept] == [5, 6, 7, 8]
-        assert each._bytes == sum(len(made.chosen or b"") for made in kept)
+        assert each._instances._bytes == sum(len(made.chosen or b"") for made in kept)
     with pytest.raises(UsageError, match="comes too late"):
         electorate.ballots[2].propose((0, 1, 4), b"late")
     assert electorate.carry_until(electorate.ballots[2].propose((0, 1, 5), b"not so late")) == bytes([5]) * large
 
 
 def test_one_value_is_remembered_however_large(electorate: Electorate) -> None:
-    assert electorate.carry_until(electorate.ballots[1].propose(FIRST, bytes(2 * _MAX_KEPT_BYTES))) == bytes(
-        2 * _MAX_KEPT_BYTES
+    assert electorate.carry_until(electorate.ballots[1].propose(FIRST, bytes(2 * DEFAULT_LIMITS.kept_bytes))) == bytes(
+        2 * DEFAULT_LIMITS.kept_bytes
     )
-    assert electorate.ballots[2].propose(FIRST, b"late").value() == bytes(2 * _MAX_KEPT_BYTES)
+    assert electorate.ballots[2].propose(FIRST, b"late").value() == bytes(2 * DEFAULT_LIMITS.kept_bytes)
 
 
 def test_one_that_is_open_is_known_however_many_others_come_and_go(electorate: Electorate) -> None:
     for node in NODES:
-        for communicator in range(1, _MAX_KEPT + 10):
+        for communicator in range(1, DEFAULT_LIMITS.kept + 10):
             electorate.ballots[node].add_generation(communicator, 1, NODES)
             electorate.ballots[node].end_generation(communicator, 1)
     assert electorate.carry_until(electorate.ballots[1].propose(FIRST, b"still here")) == b"still here"
-    assert len(electorate.ballots[1]._voters) == _MAX_KEPT + 1
+    assert len(electorate.ballots[1]._instances._voters) == DEFAULT_LIMITS.kept + 1
 
 
 def test_one_that_is_over_here_still_has_this_vote_until_many_others_are_over_too(electorate: Electorate) -> None:
@@ -210,10 +211,10 @@ def test_one_that_is_over_here_still_has_this_vote_until_many_others_are_over_to
     ballots.end_generation(0, 1)
     ballots.end_generation(77, 1)  # never known
     assert electorate.carry_until(electorate.ballots[1].propose(FIRST, b"late")) == b"late"
-    for communicator in range(1, _MAX_KEPT + 1):
+    for communicator in range(1, DEFAULT_LIMITS.kept + 1):
         ballots.add_generation(communicator, 1, NODES)
         ballots.end_generation(communicator, 1)
-    assert FIRST not in ballots._agreements
+    assert FIRST not in ballots._instances._agreements
     ballots.receive(1, Prepare((0, 1, 2), BallotNumber(1, 1)))
     assert not electorate.messages
 
@@ -238,9 +239,9 @@ def test_who_speaks_of_what_is_far_ahead_makes_nobody_forget_or_miss_anything(el
     ballots = electorate.ballots[1]
     mine = ballots.propose(FIRST, b"mine")
     electorate.messages.clear()
-    for sequence in (*range(2, 3 * _MAX_KEPT), 1 << 40, 1 << 63):
+    for sequence in (*range(2, 3 * DEFAULT_LIMITS.kept), 1 << 40, 1 << 63):
         ballots.receive(3, Prepare((0, 1, sequence), BallotNumber(1, 3)))
-    assert len(ballots._agreements) <= _MAX_AHEAD + 2  # that, the next one, and those ahead
+    assert len(ballots._instances._agreements) <= DEFAULT_LIMITS.ahead + 2  # that, the next one, and those ahead
     electorate.messages.clear()
     for sequence in range(2, 20):
         assert electorate.carry_until(ballots.propose((0, 1, sequence), b"%d" % sequence)) == b"%d" % sequence
@@ -251,7 +252,7 @@ def test_a_lie_about_what_was_chosen_far_ahead_moves_nobody_there(electorate: El
     ballots = electorate.ballots[1]
     ballots.receive(3, Chosen((0, 1, 10_000), b"forged"))
     ballots.receive(3, Chosen((0, 1, 1 << 40), b"forged"))
-    for sequence in range(1, _MAX_KEPT + 10):
+    for sequence in range(1, DEFAULT_LIMITS.kept + 10):
         ballots.receive(2, Chosen((0, 1, sequence), b"genuine"))
-    assert ballots._reached == {(0, 1): _MAX_KEPT + 9}
-    assert ballots.propose((0, 1, _MAX_KEPT + 10), b"mine").done is False
+    assert ballots._instances._reached == {(0, 1): DEFAULT_LIMITS.kept + 9}
+    assert ballots.propose((0, 1, DEFAULT_LIMITS.kept + 10), b"mine").done is False

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from nexar.cluster.control_channel import ControlChannel
+from nexar.cluster.control_channel import ControlChannel, LinkLost, MeshEvent
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.wire.control import Goodbye, Message, Ping, Pong
@@ -18,9 +18,8 @@ class Room:
         assert link is LINK
         self.received.append(message)
 
-    def lose(self, link: Link, error: NexarError) -> None:
-        assert link is LINK
-        self.received.append(error)
+    def happen(self, event: MeshEvent) -> None:
+        self.received.append(event)
 
 
 def test_each_kind_finds_the_room_that_is_connected_for_it() -> None:
@@ -40,11 +39,11 @@ def test_a_message_without_a_handler_goes_to_the_rest() -> None:
     assert rest.received == [Ping(2)]
 
 
-def test_a_lost_link_is_reported_to_subscribers() -> None:
-    failure_monitor = Room()
+def test_events_are_handled_once_there_is_a_handler() -> None:
+    runtime = Room()
     board = ControlChannel(Room().receive)
-    board.lost(LINK, NexarError("too early"))
-    board.connect_lost(failure_monitor.lose)
-    error = NexarError("it is gone")
-    board.lost(LINK, error)
-    assert failure_monitor.received == [error]
+    board.post(LinkLost(LINK, NexarError("too early")))
+    board.connect_events(runtime.happen)
+    event = LinkLost(LINK, NexarError("it is gone"))
+    board.post(event)
+    assert runtime.received == [event]

@@ -294,6 +294,25 @@ def test_many_hints_at_once_are_one_examination(scene: Scene) -> None:
     assert len(scene.deadlines) == 1
 
 
+def test_who_is_known_to_be_lost_is_not_probed_again_because_it_is_needed(scene: Scene) -> None:
+    scene.unreachable = silent(SILENT)
+    scene.lose_link()
+    scene.work()
+    scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
+    scene.work()
+    assert (len(scene.reported), len(scene.deadlines)) == (1, 1)
+
+
+def test_a_launcher_s_report_of_a_known_loss_is_the_cause_without_another_probe(scene: Scene) -> None:
+    scene.unreachable = silent(SILENT)
+    scene.lose_link()
+    scene.work()
+    scene.failure_monitor.report_dead(PEER, KILLED)
+    scene.work()
+    assert scene.reported[1:] == [PeerLossFound(PEER, KILLED)]
+    assert len(scene.deadlines) == len(scene.noticed) == 1
+
+
 def test_a_member_is_examined_until_the_finding_is_reported(scene: Scene) -> None:
     scene.unreachable = silent(SILENT)
     reported_while: list[bool] = []

@@ -22,8 +22,8 @@ from nexar.cluster.join_client import (
     RankRequest,
     RefusedBySeed,
     SeedConnectionLost,
+    answer_margin,
     join_refused,
-    patience,
     pause_before,
 )
 from nexar.cluster.membership import Member, Membership, encode_membership
@@ -489,7 +489,7 @@ def test_a_seed_that_lets_us_in_and_falls_silent_is_a_formation_that_failed(
     with pytest.raises(FormationTimeout) as raised:
         join(FakeNode(lambda: seed), SHORT)
     assert raised.value.expected == 3
-    assert raised.value.timeout == SHORT + patience(SHORT) == SHORT + 0.05 + longest_extension(SHORT)
+    assert raised.value.timeout == SHORT + answer_margin(SHORT) == SHORT + 0.05 + longest_extension(SHORT)
     assert seed.aborted is not None
 
 

@@ -1,11 +1,11 @@
-"""What the succession machine wants is done: in order, once, by whoever is there."""
+"""What the machine wants of the other members is done: in order, once, by whoever is there."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from nexar.cluster.decisions.membership_events import NoProgress, PeerLossFound, RecoverNow
+from nexar.cluster.decisions.membership_events import NoProgress, PeerLossFound, RecoverNow, SelfExpelled
 from nexar.cluster.membership import Change, Departure, Membership, PinnedNode
 from nexar.wire.control import Chosen, Suspect
 from tests.losses import silent
@@ -28,14 +28,14 @@ def world() -> Iterator[World]:
         each.close()
 
 
-def test_survivors_adopt_the_same_change_and_their_calls_end_before_the_mesh_closes_links(world: World) -> None:
+def test_survivors_adopt_the_same_change_and_the_mesh_has_it_first(world: World) -> None:
     survivors = world(members(1, 2, 3))
     survivors.kill(2)
     survivors.carry_until(lambda: all(each.members == [1, 3] for each in survivors.alive()), "the next membership")
     for each in survivors.alive():
-        chosen, mesh, heir = each.story
-        assert (chosen, mesh) == (("chosen", 2), ("mesh", 2))
-        assert heir == (Change(2, left=(Departure(2, "node 2 was killed"),)), [1, 2, 3], [1, 3])
+        mesh, adopted = each.story
+        assert mesh == ("mesh", 2)
+        assert adopted == (Change(2, left=(Departure(2, "node 2 was killed"),)), [1, 2, 3], [1, 3])
         assert each.recovery.suspects() == {}
 
 
@@ -60,7 +60,7 @@ def test_who_has_no_majority_learns_who_is_alive(world: World) -> None:
 
 def test_a_hint_that_is_wrong_removes_nobody(world: World) -> None:
     survivors = world(members(1, 2, 3))
-    survivors.nodes[1].recovery.message_received(3, Suspect(1, 2, 3, "it seemed so"))
+    survivors.nodes[1].receive(3, Suspect(1, 2, 3, "it seemed so"))
     survivors.carry()
     assert all(each.members == [1, 2, 3] and not each.story for each in survivors.alive())
 
@@ -71,7 +71,7 @@ def test_under_the_manual_policy_nothing_is_removed_before_somebody_asks(world: 
     survivors.carry()
     assert all(each.members == [1, 2, 3] for each in survivors.alive())
     assert all(each.recovery.suspects() == {2: "node 2 was killed"} for each in survivors.alive())
-    survivors.nodes[3].recovery.put(RecoverNow())
+    survivors.nodes[3].runner.put(RecoverNow())
     survivors.carry_until(lambda: all(each.members == [1, 3] for each in survivors.alive()), "the next membership")
 
 
@@ -79,8 +79,8 @@ def test_under_the_manual_policy_nothing_is_removed_before_somebody_asks(world: 
 def test_who_was_expelled_is_notified_since_when_and_why(world: World, *, willing: bool) -> None:
     survivors = world(members(1, 2, 3))
     change = Change(2, left=(Departure(3, "it was silent", willing),))
-    survivors.nodes[3].recovery.message_received(1, Chosen((0, 1, 0), change.encode()))
-    assert survivors.nodes[3].story == [("expelled", 2, "it was silent", willing)]
+    survivors.nodes[3].receive(1, Chosen((0, 1, 0), change.encode()))
+    assert survivors.nodes[3].story == [SelfExpelled(2, "it was silent", willing)]
     assert survivors.nodes[3].members == [1, 2, 3]  # of what it is no part of, it keeps no list
 
 
@@ -90,7 +90,7 @@ def test_who_is_behind_receives_every_change_that_it_missed(world: World) -> Non
     changes = [Change(2, left=(Departure(2, "a"),)), Change(3, left=(Departure(3, "b"),))]
     ahead = survivors.nodes[1].recovery
     for epoch, change in enumerate(changes, 1):
-        ahead.message_received(3, Chosen((0, epoch, 0), change.encode()))
+        survivors.nodes[1].receive(3, Chosen((0, epoch, 0), change.encode()))
     assert ahead.membership.epoch == 3
     survivors.messages.clear()
     ahead.send_changes_since(4, 1)
@@ -142,7 +142,7 @@ def test_what_is_for_the_seed_goes_to_the_seed(world: World) -> None:
 
 def test_once_closed_nothing_is_decided_any_more(world: World) -> None:
     survivors = world(members(1, 2, 3))
-    survivors.nodes[1].recovery.close()
-    survivors.nodes[1].recovery.put(PeerLossFound(2, silent("too late")))
+    survivors.nodes[1].runner.stop()
+    survivors.nodes[1].runner.put(PeerLossFound(2, silent("too late")))
     assert survivors.nodes[1].recovery.suspects() == {}
     assert not survivors.messages

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nexar.cluster import mesh
+from nexar.cluster.control_channel import MeshEvent, RemovalReported
 from nexar.cluster.decisions.failure_detector import watched, watchers
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.membership import Change, Departure, Membership
@@ -415,13 +416,13 @@ def test_a_new_link_shows_a_peer_that_had_not_noticed_that_the_old_one_is_lost(p
 
 
 def test_who_is_no_member_any_more_is_notified_when_it_dials(pair: Meshes) -> None:
-    reported: list[tuple[int, str]] = []
-    pair.meshes[HIGH].on_expelled = lambda epoch, reason: reported.append((epoch, reason))
+    reported: list[MeshEvent] = []
+    pair.meshes[HIGH].control.connect_events(reported.append)
     change = Change(2, left=(Departure(pair.nodes[HIGH].id, "it was silent"),))
     pair.meshes[LOW].adopt(change.apply(pair.membership), change)
     with pytest.raises(PeerLost, match="went on without this node in epoch 2: it was silent"):
         pair.link(HIGH, LOW)
-    assert reported == [(2, "it was silent")]
+    assert reported == [RemovalReported(2, "it was silent")]
 
 
 def test_a_joiner_has_links_before_it_is_a_member() -> None:

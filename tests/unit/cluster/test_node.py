@@ -50,7 +50,7 @@ def certify(node: Node, authority: Authority) -> None:
 
 
 def member(node: Node, host: str = "here") -> Member:
-    return Member(node.id, host, fingerprint(node.key.public_key()), node.addresses(), node.capabilities)
+    return Member(node.id, host, fingerprint(node.key.public_key()), node.addresses(), node.schemes)
 
 
 def test_two_nodes_are_never_the_same() -> None:
@@ -62,7 +62,7 @@ def test_two_nodes_are_never_the_same() -> None:
 
 
 def test_it_says_what_it_can_and_where_it_is(node: Node) -> None:
-    assert node.capabilities == {"shm", "tls"}
+    assert node.schemes == {"shm", "tls"}
     assert node.network_schemes == ("tls",)
     ((address,),) = node.addresses().values()
     assert address.startswith("127.0.0.1:")

@@ -233,7 +233,7 @@ def peer() -> Iterator[Node]:
 
 
 def member(node: Node) -> Member:
-    return Member(node.id, node.host, bytes(32), node.addresses(), node.capabilities)
+    return Member(node.id, node.host, bytes(32), node.addresses(), node.schemes)
 
 
 class FakeLink:

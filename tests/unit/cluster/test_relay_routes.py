@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from nexar.cluster.control_channel import MeshEvent, RouteLost
 from nexar.cluster.decisions.peering import PeerDirectory
 from nexar.cluster.membership import Change, Departure, Membership
 from nexar.errors import PeerLost, UsageError
@@ -186,7 +187,7 @@ def test_who_is_a_joiner_here_and_a_member_there_is_waited_for_and_not_dialed() 
     ring.meshes[1].expect(ring.membership.members[3:])
     ring.meshes[3].adopt(ring.membership)
     message = first_message(ring, 3, 1, over=0, epoch=2)
-    assert relaying.welcome(message) is RefusedSource.NOT_YET
+    assert relaying.accept_link(message) is RefusedSource.NOT_YET
     assert not relaying.investigate(message)
     assert ring.meshes[1].links() == {}
     ring.close()
@@ -195,11 +196,11 @@ def test_who_is_a_joiner_here_and_a_member_there_is_waited_for_and_not_dialed() 
 def test_a_neighbour_that_is_found_out_of_reach_while_its_message_is_handled_is_believed(four: Ring) -> None:
     relaying, message = four.meshes[0].relay_routes, first_message(four, 1, 0, over=3)
     four.refuse_dials(0, 1)
-    assert relaying.welcome(message) is RefusedSource.NOT_YET
+    assert relaying.accept_link(message) is RefusedSource.NOT_YET
     with pytest.raises(PeerLost):
         four.meshes[0].dial(four.nodes[1].id, soon())
     assert relaying.investigate(message)
-    assert isinstance(relaying.welcome(message), RelayedCarrier)
+    assert isinstance(relaying.accept_link(message), RelayedCarrier)
     assert not relaying.wants(four.nodes[1].id)
     four.faults.clear()
 
@@ -376,12 +377,12 @@ def test_a_link_that_was_lost_is_made_anew_without_others(four: Ring) -> None:
 
 
 def test_whoever_has_no_way_to_a_member_lets_it_be_looked_into(four: Ring) -> None:
-    reported: list[tuple[int, str]] = []
+    reported: list[MeshEvent] = []
     four.close_ring()
     four.send(0, 2, b"there")
-    four.meshes[0].relay_routes.cut_off = lambda node, why: reported.append((node, why))
+    four.meshes[0].control.connect_events(reported.append)
     four.linked_to(0, 1).lose("it is gone")
     four.linked_to(0, 3).lose("it is gone")
-    ((node, why),) = reported
-    assert node == four.nodes[2].id
-    assert why.startswith("no route over other nodes is left: node ")
+    (event,) = (event for event in reported if isinstance(event, RouteLost))
+    assert event.node == four.nodes[2].id
+    assert event.cause.startswith("no route over other nodes is left: node ")

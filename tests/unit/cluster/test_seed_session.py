@@ -111,11 +111,10 @@ class Scene:
                 welcome,
                 self._dial,
                 random=random or AtOnce(),
-                status_report=status_report,
             )
         )
         if start:
-            self._made[-1].start(self.listeners())
+            self._made[-1].start(self.listeners(), status_report)
         return self._made[-1]
 
     def _dial(self) -> JoinConnection:

@@ -345,11 +345,13 @@ def test_who_is_waited_for_in_vain_is_notified_although_it_is_in_no_call() -> No
     world[2].call_log.on_failure = reported.append
     world[1].call_log.on_failure = reported.append
     entry = world[0].call_log.begin(ALL_REDUCE)
+    world[0].call_log.progress_inquiry.declare(entry)  # as every long call does: it carries the fingerprint
     timeout = late([AwaitedPeer(rank=2, missing="all_reduce #0")])
     world[0].call_log.end(entry, timeout)
     world.deliver()
     (error,) = reported
     assert isinstance(error, CollectiveTimeout)
+    assert error.operation == "all_reduce"
     assert [peer.rank for peer in error.waiting_for] == [2]
 
 

@@ -311,11 +311,12 @@ def test_the_way_is_named_only_where_nothing_else_distinguishes_the_calls() -> N
     assert "by" not in mismatch_of(7, {0: SCAN, 1: REDUCE}, 0).found
 
 
-def test_who_was_waited_for_in_vain_can_say_what_was_missing() -> None:
-    notice = CallAborted(0, 0, 7, 3, "late", 30.0, (Blamed(1, "scan #7"), Blamed(2, "scan #7")))
-    error = timeout_caused_here(notice, 2)
-    assert list(error.waiting_for) == [AwaitedPeer(rank=2, missing="scan #7")]
-    assert (error.operation, error.sequence, error.timeout) == ("scan", 7, 30.0)
+@pytest.mark.parametrize(("operation", "name"), [(OperationCode.SCAN, "scan"), (0, "a collective")])
+def test_the_error_of_an_awaited_rank_names_the_operation_by_its_code(operation: int, name: str) -> None:
+    notice = CallAborted(0, 0, 7, 3, "late", 30.0, (Blamed(1, "scan #7"), Blamed(2, "reduce #9, it did not answer")))
+    error = timeout_caused_here(notice, 2, operation)
+    assert list(error.waiting_for) == [AwaitedPeer(rank=2, missing="reduce #9, it did not answer")]
+    assert (error.operation, error.sequence, error.timeout) == (name, 7, 30.0)
 
 
 NOTICE = CallAborted(3, 1, 0, 0, "tired")

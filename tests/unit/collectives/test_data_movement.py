@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 
-from nexar.collectives.data_movement import SMALL_WORLD, _read_scatter_header, _scatter_header
+from nexar.collectives.data_movement import DIRECT_SCATTER_BELOW, _read_scatter_header, _scatter_header
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
@@ -91,7 +91,7 @@ def test_a_rank_that_leaves_ends_the_barrier_of_the_others_for_good_under_the_ma
 
 
 @pytest.mark.parametrize("algorithm", [None, "flat", "tree"])
-@pytest.mark.parametrize("size", [1, 3, SMALL_WORLD + 1])
+@pytest.mark.parametrize("size", [1, 3, DIRECT_SCATTER_BELOW + 1])
 def test_rank_i_gets_block_i_whatever_the_way(size: int, algorithm: str | None) -> None:
     table = np.arange(size * 6, dtype=np.float32).reshape(size * 2, 3)
     rows = np.arange(size * 4).reshape(size, 4)

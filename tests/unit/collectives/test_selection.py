@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from nexar.collectives.operations import Facts, algorithms_of
 from nexar.collectives.operations import OperationCode as Op
+from nexar.collectives.operations import SelectionFacts, algorithms_of
 from nexar.collectives.selection import allowed_algorithms, choose_algorithm
 from nexar.errors import UsageError
 
@@ -15,7 +15,7 @@ KB, MB = 1024, 1024 * 1024
 
 def facts(operation=Op.ALL_REDUCE, size_bytes=8, size=8, hosts=None, **more):
     hosts = hosts or (1,) * size
-    return Facts(operation, size_bytes, size_bytes // 4, size, hosts, **{"shared_memory": False, **more})
+    return SelectionFacts(operation, size_bytes, size_bytes // 4, size, hosts, **{"shared_memory": False, **more})
 
 
 @pytest.mark.parametrize(

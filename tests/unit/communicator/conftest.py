@@ -26,6 +26,7 @@ def make_story() -> Iterator[Callable[..., Story]]:
 
     yield make
     for story in made:
+        story.runner.stop()
         story.successors.close()
         story.successors.close()
         story.loop.close()

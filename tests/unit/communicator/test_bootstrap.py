@@ -6,6 +6,7 @@ import pytest
 
 from nexar.cluster.control_loop import DialCancelled
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
+from nexar.cluster.decisions.membership_events import ChangeRequested
 from nexar.cluster.membership import WORLD, Member, Membership
 from nexar.communicator.bootstrap import StartBarrier, begin_world, catch_up, start_world
 from nexar.config import Config
@@ -51,15 +52,16 @@ def begin(script: Script, membership: Membership = LATER, **settings: object) ->
 
 
 @pytest.mark.parametrize(
-    ("again", "epoch", "asked"), [(True, 3, [((WORLD,), 0)]), (True, 1, []), (False, 3, [])], ids=str
+    ("again", "epoch", "asked"),
+    [(True, 3, [ChangeRequested(renewed=(WORLD,))]), (True, 1, []), (False, 3, [])],
+    ids=str,
 )
 def test_a_node_that_came_in_before_it_was_notified_begins_with_a_membership_that_is_new_to_all(
     again: bool, epoch: int, asked: list[object]
 ) -> None:
     received: list[object] = []
-    all_successors = SimpleNamespace(renew=lambda *facts: received.append(facts))
     joined = SimpleNamespace(again=again, membership=replace(FIRST, epoch=epoch))
-    catch_up(SimpleNamespace(successors=all_successors), joined)  # type: ignore[arg-type]
+    catch_up(SimpleNamespace(put=received.append), joined)  # type: ignore[arg-type]
     assert received == asked
 
 

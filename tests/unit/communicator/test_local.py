@@ -208,7 +208,8 @@ def change_without(node: int) -> bytes:
 
 def test_it_votes_for_who_goes_on_without_one_that_has_left() -> None:
     witness, received = a_world()
-    make_story = witness.introduce(1, received.append)
+    witness.introduce(1, received.append)
+    make_story = witness.link(1).send
     witness.introduce(2, lambda _: None)
     witness.forget(2)
     assert make_story(Prepare(INSTANCE, BALLOT))
@@ -219,7 +220,8 @@ def test_it_votes_for_who_goes_on_without_one_that_has_left() -> None:
 
 def test_it_does_not_vote_for_the_removal_of_one_that_is_there() -> None:
     witness, received = a_world()
-    make_story = witness.introduce(1, received.append)
+    witness.introduce(1, received.append)
+    make_story = witness.link(1).send
     witness.introduce(2, lambda _: None)
     make_story(Prepare(INSTANCE, BALLOT))
     make_story(Accept(INSTANCE, BALLOT, change_without(2)))
@@ -230,13 +232,15 @@ def test_it_does_not_vote_for_the_removal_of_one_that_is_there() -> None:
 def test_what_is_no_message_about_who_comes_next_is_passed_over() -> None:
     witness, received = a_world()
     assert not isinstance(Ping(1), MembershipMessage)
-    assert witness.introduce(1, received.append)(Ping(1))
+    witness.introduce(1, received.append)
+    assert witness.link(1).send(Ping(1))
     assert received == []
 
 
 def test_a_member_that_has_left_receives_nothing() -> None:
     witness, received = a_world()
-    make_story = witness.introduce(1, received.append)
+    witness.introduce(1, received.append)
+    make_story = witness.link(1).send
     witness.forget(1)
     witness.forget(1)
     make_story(Prepare(INSTANCE, BALLOT))

@@ -14,7 +14,7 @@ from nexar.cluster.decisions.successor_events import (
     Terminated,
     TerminationKind,
 )
-from nexar.communicator.outcome_errors import LocalRank, error_of, error_of_failure, failure_of
+from nexar.communicator.outcome_errors import error_of, error_of_failure, failure_of
 from nexar.config import Config
 from nexar.errors import (
     Expelled,
@@ -43,7 +43,6 @@ def raised(outcome: Outcome, **settings: object) -> NexarError:
         generation([3, 1, 2], communicator=PART),
         Config(**settings),  # type: ignore[arg-type]
         successor="the next",
-        end=lambda place: Expelled(epoch=9, reason="silence", rank=place.rank),
     )
 
 
@@ -71,7 +70,17 @@ def test_without_a_lost_rank_the_link_was_lost() -> None:
         (RecoveryTimedOut((2,)), RecoveryTimeout, {"missing_votes": (2,), "timeout": 5.0}),
         (RevokedBy(1, "enough"), Revoked, {"rank": 1, "reason": "enough", "closed": False, "communicator": "7"}),
         (RevokedBy(2, "closed", closed=True), Revoked, {"rank": 2, "closed": True}),
-        (Terminated(TerminationKind.EXPELLED), Expelled, {"epoch": 9, "rank": 1}),
+        (
+            Terminated(TerminationKind.EXPELLED, epoch=9, reason="silence"),
+            Expelled,
+            {"epoch": 9, "reason": "silence", "rank": 1},
+        ),
+        (
+            Terminated(TerminationKind.ABORTED, node=3, reason="killed"),
+            PeerLost,
+            {"rank": 0, "node": 3, "cause": "killed"},
+        ),
+        (Terminated(TerminationKind.NOT_STARTED), LinkClosed, {}),
         (Terminated(TerminationKind.CLOSED), UsageError, {}),
     ],
 )
@@ -110,9 +119,3 @@ def test_an_aborted_build_raises_that_it_was_overtaken_or_which_member_was_lost(
     assert (loss.rank, loss.node, loss.cause) == (1, 2, "it left")
     for kind in (BuildFailureKind.OVERTAKEN, BuildFailureKind.REJECTED):
         assert isinstance(error_of_failure(BuildFailure(kind), members), LinkClosed)
-
-
-def test_a_termination_without_an_error_is_that_of_a_closed_node() -> None:
-    ended = error_of(Terminated(TerminationKind.ABORTED), generation([1]), Config())
-    assert isinstance(ended, UsageError)
-    assert LocalRank(0, membership([1], 1)).rank == 0

@@ -6,9 +6,11 @@ A node as a member: what it reports to the others, what it learns of them, and w
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound, SelfExpelled
 from nexar.cluster.decisions.resize import ResizeRequest
 from nexar.communicator import runtime as runtime_scene
 from nexar.communicator.communicator import Communicator
@@ -131,6 +133,48 @@ def test_of_two_one_goes_on_because_there_is_a_witness(world: World) -> None:
     assert left._runtime.is_gone(right._runtime.node.id)
 
 
+def test_a_change_ends_calls_then_closes_links_then_fails_what_waits_for_the_lost_and_then_builds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = world(3)
+    runtime, generation = ranks[0]._runtime, ranks[0]._generation
+    order: list[str] = []
+
+    def recorded(owner: object, name: str) -> None:
+        method = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            order.append(f"{name}, interrupted: {generation.interrupted}")
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in (
+        (generation, "interrupt"),
+        (runtime.mesh, "adopt"),
+        (runtime, "membership_adopted"),
+        (runtime.successors._builder, "lose"),
+        (runtime.successors._builder, "start"),
+    ):
+        recorded(owner, name)
+    with pytest.raises(ZeroDivisionError), ranks[2]:
+        raise ZeroDivisionError("a step too far")
+    assert isinstance(raised(ranks[0].barrier), MembershipChanged)
+    assert order == ["interrupt, interrupted: False"] + [
+        f"{name}, interrupted: True" for name in ("adopt", "membership_adopted", "lose", "start")
+    ]
+
+
+def test_the_seed_is_checked_while_a_loss_is_not_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = world(2, recovery_policy="manual")
+    runtime, asked = left._runtime, list[float]()
+    monkeypatch.setattr(runtime, "_seed", runtime._seed._replace(ping=lambda timeout, _: asked.append(timeout)))
+    runtime._check_seed(0.0)
+    assert asked == []
+    runtime._report(PeerLossFound(right._runtime.node.id, Loss(LossKind.NO_ANSWER, "silence")))
+    eventually(lambda: asked, "a ping")
+
+
 def test_where_everybody_aborts_one_loss_ends_all_with_its_cause(world: World) -> None:
     ranks = world(3, recovery_policy="abort")
     ends = [waiting(comm) for comm in ranks[1:]]
@@ -169,7 +213,7 @@ def test_the_seed_may_say_that_this_node_was_expelled_or_that_it_wants_nothing_t
 
 def test_who_asked_to_leave_is_not_warned(world: World, caplog: pytest.LogCaptureFixture) -> None:
     ranks = world(2)
-    ranks[1]._runtime.expelled(2, "as agreed", willing=True)
+    ranks[1]._runtime.put(SelfExpelled(2, "as agreed", willing=True))
     assert ranks[1]._runtime.has_left
     assert "expelled" not in caplog.text
 

@@ -7,7 +7,6 @@ from collections import OrderedDict, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from msgspec import msgpack
 from msgspec.msgpack import Ext
 
 from nexar.arrays.devices import DeviceRegistry
+from nexar.arrays.dtypes import DTYPES
 from nexar.communicator.serialization import (
     APART_BYTES,
     ARRAY,
@@ -101,11 +101,6 @@ def test_a_pickle_that_cannot_be_read_here_says_so() -> None:
     with pytest.raises(ObjectError, match="can be read here"):
         decode_object([memoryview(unreadable)], pickle=True)
 
-
-DTYPES = [
-    "bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16",
-    ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
-]  # fmt: skip
 
 hashable = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")) | st.binary()

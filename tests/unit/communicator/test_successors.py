@@ -8,13 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED
-from nexar.cluster.decisions.membership_events import NoProgress
-from nexar.cluster.membership import WORLD, Change, Departure, Membership
+from nexar.cluster.decisions.membership_events import MembershipAction, MembershipDecided, NoProgress
+from nexar.cluster.decisions.successor_events import GenerationKey, Released
+from nexar.cluster.membership import WORLD, Change
+from nexar.communicator import successors
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent, MembershipEvent
 from nexar.communicator.generation import Generation
@@ -28,6 +31,7 @@ from nexar.errors import (
     MembershipChanged,
     NexarError,
     NoQuorum,
+    OperationTimeout,
     PeerLost,
     RecoveryTimeout,
     Revoked,
@@ -55,9 +59,26 @@ def test_what_is_no_consequence_of_a_change_is_raised_as_it_is(story: Story) -> 
     assert story.successors.resolve_error(world, error) is error
 
 
+def test_a_caller_waits_longer_while_this_node_is_delayed(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, now, deadlines = story.begin(), [100.0], list[float]()
+
+    def times_out(_: object, deadline: float) -> None:
+        deadlines.append(deadline)
+        now[0] = deadline
+        raise OperationTimeout(operation="recovery", waiting_for=[], timeout=1)
+
+    monkeypatch.setattr(successors, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(world.group, "wait", times_out)
+    monkeypatch.setattr(story.runner, "own_delay", lambda: 2.0 if now[0] > 100.0 else 0.0)
+    lost = PeerLost(rank=1, node=2, cause="gone")
+    assert story.successors.resolve_error(world, lost) is lost
+    first = 100.0 + 1.5 * story.successors._config.recovery_timeout
+    assert deadlines == [first, first + 2.0]
+
+
 def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(story: Story) -> None:
     world = story.begin()
-    story.successors.report_unreachable = lambda node, _: story.soon(lambda: story.change(node))
+    story.report_unreachable = lambda node, _: story.soon(lambda: story.change(node))  # type: ignore[method-assign]
     change = story.raised(world, PeerLost(rank=2, cause="connection reset"))
     assert isinstance(change, MembershipChanged)
     assert change.lost == {2: "node 3 was killed"}
@@ -71,9 +92,7 @@ def test_who_went_quietly_is_missed_by_who_needs_it_and_then_there_is_a_successo
     story.change(3, quiet=True)
     assert not world.interrupted
     assert story.builder.lost == [3], "who waits for it is told"
-    story.successors.renew = lambda which, epoch: (
-        story.soon(lambda: story.change(renewed=which)) if epoch == 2 else None
-    )
+    story.machine.renew = lambda which, epoch: story.soon(lambda: story.change(renewed=which)) if epoch == 2 else None
     change = story.raised(world, error)
     assert isinstance(change, MembershipChanged)
     assert change.lost == {2: "it left"}
@@ -98,7 +117,7 @@ def test_without_a_quorum_who_needs_one_that_went_quietly_is_notified_and_others
     part, other = (story.begin(1, 3, communicator=each) for each in (PART, PART + 1))
     story.change(3, quiet=True)
     assert story.successors.outcome_after(part, PeerLost(node=3, cause="it left")) is part.outcome
-    story.successors.stalled(NoProgress(alive=(1,), needed=2))
+    story.runner.put(NoProgress(alive=(1,), needed=2))
     assert isinstance(story.raised(part), NoQuorum)
     assert not other.interrupted
 
@@ -150,7 +169,7 @@ def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(ma
 
 def test_without_a_quorum_who_needs_the_lost_is_notified_and_others_are_not(story: Story) -> None:
     world, part = story.begin(), story.begin(1, 3, communicator=PART)
-    story.successors.stalled(NoProgress(alive=(1, 3), needed=3))
+    story.runner.put(NoProgress(alive=(1, 3), needed=3))
     error = story.raised(world)
     assert isinstance(error, NoQuorum)
     assert (list(error.alive), error.needed) == ([0, 2], 3)
@@ -160,7 +179,7 @@ def test_without_a_quorum_who_needs_the_lost_is_notified_and_others_are_not(stor
 
 def test_who_has_no_quorum_may_still_learn_that_the_others_went_on(story: Story) -> None:
     world = story.begin()
-    story.successors.stalled(NoProgress(alive=(1,), needed=2))
+    story.runner.put(NoProgress(alive=(1,), needed=2))
     assert isinstance(story.raised(world), NoQuorum)
     story.change(2)
     story.successor(world)
@@ -169,7 +188,7 @@ def test_who_has_no_quorum_may_still_learn_that_the_others_went_on(story: Story)
 
 def test_ranks_that_left_are_named_where_the_rest_is_no_majority(story: Story) -> None:
     world = story.begin()
-    story.successors.stalled(NoProgress(alive=(1,), needed=2, left=(2, 3)))
+    story.runner.put(NoProgress(alive=(1,), needed=2, left=(2, 3)))
     error = story.raised(world)
     assert isinstance(error, NoQuorum)
     assert list(error.left) == [1, 2]
@@ -178,7 +197,7 @@ def test_ranks_that_left_are_named_where_the_rest_is_no_majority(story: Story) -
 
 def test_votes_that_are_missing_are_named(story: Story) -> None:
     world = story.begin()
-    story.successors.stalled(NoProgress(alive=(1, 2), needed=2, missing_votes=(2, 99)))
+    story.runner.put(NoProgress(alive=(1, 2), needed=2, missing_votes=(2, 99)))
     error = story.raised(world)
     assert isinstance(error, RecoveryTimeout)
     assert list(error.missing_votes) == [1]
@@ -186,7 +205,7 @@ def test_votes_that_are_missing_are_named(story: Story) -> None:
 
 def test_who_was_expelled_is_notified_on_every_communicator_and_makes_no_other(story: Story) -> None:
     world, part = story.begin(), story.begin(3, 1, communicator=PART)
-    expel(story.successors, 4, "it was silent")
+    expel(story.runner, 4, "it was silent")
     for generation, rank in ((world, 0), (part, 1)):
         error = story.raised(generation)
         assert isinstance(error, Expelled)
@@ -199,13 +218,13 @@ def test_who_was_expelled_is_notified_on_every_communicator_and_makes_no_other(s
 def test_who_is_expelled_while_a_communicator_is_made_is_notified(story: Story) -> None:
     story.begin()
     story.builder.held = threading.Event()
-    threading.Timer(0.02, expel, (story.successors, 4, "it was silent")).start()
+    threading.Timer(0.02, expel, (story.runner, 4, "it was silent")).start()
     with pytest.raises(Expelled):
         story.begin(1, 2, communicator=PART)
 
 
 def test_who_is_expelled_before_it_has_any_communicator_is_notified(story: Story) -> None:
-    story.successors.opened = lambda _: expel(story.successors, 4, "it was silent")
+    story.on_opened = lambda _: expel(story.runner, 4, "it was silent")  # type: ignore[method-assign]
     error = story.raised(story.begin())
     assert isinstance(error, Expelled)
     assert error.rank == 0
@@ -288,7 +307,7 @@ def test_a_change_that_comes_while_a_successor_is_made_ends_that_and_the_last_on
 
 
 def test_a_change_that_does_not_concern_a_part_lets_its_successor_be_made(story: Story) -> None:
-    story.world = membership([1, 2, 3, 4], 1)
+    story.widen()
     part = story.begin(1, 2, 3, communicator=PART)
     story.builder.held = threading.Event()
     story.change(2)
@@ -307,16 +326,16 @@ def test_a_communicator_that_was_made_while_a_member_died_is_interrupted_at_once
 
 def _begin_before_hearing(story: Story) -> Generation:
     """All were there when it was made; the change was received before it was handed out."""
-    story.world = membership([1, 3], 2)
+    story.live_in(membership([1, 2, 3], 2))
     changed: list[Generation] = []
 
     def opened(generation: Generation) -> None:
         if not changed:
             changed.append(generation)
-            story.successors.membership_adopted(Change(3, left=(Departure(2, "killed"),)), membership([1, 3], 3))
+            story.change(2)
 
-    story.successors.opened = opened
-    return story.successors.begin(membership([1, 2, 3], 2), PART, soon())
+    story.on_opened = opened  # type: ignore[method-assign]
+    return story.begin(communicator=PART)
 
 
 def test_one_that_cannot_be_made_names_who_is_missed_and_waits_for_the_next_change(story: Story) -> None:
@@ -388,7 +407,7 @@ def test_a_successor_is_handed_over_before_it_gets_one_itself(story: Story) -> N
         order.append(f"made {members.epoch}")
         return make(members, *facts)
 
-    story.successors.wrap, story.builder.make = wrap, counting  # type: ignore[method-assign]
+    story.wrap, story.builder.make = wrap, counting  # type: ignore[method-assign]
     story.change(2)
     eventually(lambda: nodes(story.successor(world)) == [1], "that it leads to the newest")
     assert order == ["made 2", "wrapped 2", "made 3", "wrapped 3"]
@@ -429,7 +448,7 @@ def test_a_successor_notifies_the_listeners_of_the_one_before_from_the_moment_it
         feeds.append(generation.failures is world.failures)
         return "communicator of", generation
 
-    story.successors.wrap = wrap
+    story.wrap = wrap  # type: ignore[method-assign]
     story.change(2)
     story.successor(world)
     assert feeds == [True]
@@ -517,7 +536,7 @@ def test_one_that_was_made_in_the_moment_a_member_closed_it_is_given_up(story: S
         if made is not part:
             story.closed_by(part, 3)
 
-    story.successors.opened = opened
+    story.on_opened = opened  # type: ignore[method-assign]
     story.change(2)
     assert isinstance(story.raised(part), Revoked)
     eventually(cast(Any, story.builder.made[-1].group).closed.is_set, "it is closed")
@@ -556,9 +575,9 @@ def test_what_is_made_in_the_very_moment_of_closing_is_closed_too(story: Story) 
             closes = threading.Thread(target=story.successors.close)
             closes.start()
             closing.append(closes)
-            eventually(lambda: story.successors._closed, "it closes")
+            eventually(lambda: story.machine.successor_machine.terminated is not None, "it closes")
 
-    story.successors.opened = close_meanwhile
+    story.on_opened = close_meanwhile  # type: ignore[method-assign]
     story.change(2)
     eventually(lambda: closing and not closing[0].is_alive(), "it has closed")
     closing[0].join()
@@ -567,7 +586,7 @@ def test_what_is_made_in_the_very_moment_of_closing_is_closed_too(story: Story) 
 
 
 def test_what_a_user_makes_in_the_very_moment_of_closing_is_closed_too(story: Story) -> None:
-    story.successors.opened = lambda _: story.successors.close()
+    story.on_opened = lambda _: story.successors.close()  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="closed"):
         story.begin()
     assert [cast(Any, made.group).closed.is_set() for made in story.builder.made] == [True]
@@ -593,7 +612,7 @@ def test_a_change_that_comes_when_a_successor_was_just_made_interrupts_it(story:
             changed.append(made)
             story.change(3)
 
-    story.successors.opened = opened
+    story.on_opened = opened  # type: ignore[method-assign]
     story.change(2)
     eventually(lambda: world.is_succeeded, "a successor")
     first = changed[0]
@@ -682,7 +701,7 @@ def test_who_makes_a_communicator_with_one_that_closes_is_notified_and_then_ther
 def test_who_is_expelled_before_its_first_communicator_learns_why(four: list[Communicator]) -> None:
     all_successors = successors_of(four[0])
     all_successors.forget(four[0]._generation)
-    raised = meanwhile(four[0], lambda: expel(all_successors, 2, "nobody could reach it"))
+    raised = meanwhile(four[0], lambda: expel(four[0]._runtime._runner, 2, "nobody could reach it"))
     assert isinstance(raised, Expelled)
     assert raised.reason == "nobody could reach it"
 
@@ -690,57 +709,18 @@ def test_who_is_expelled_before_its_first_communicator_learns_why(four: list[Com
 # ---------------------------------------------------------------- order of performing
 
 
-def decided(story: Story, *gone: int) -> tuple[Change, Membership]:
-    """The next membership, before the mesh has it."""
-    change = Change(story.world.epoch + 1, left=tuple(Departure(node, "killed") for node in gone))
-    story.world = change.apply(story.world)
-    story.successors.membership_decided(change, story.world)
-    return change, story.world
-
-
-def test_calls_end_when_a_change_is_decided_and_builds_begin_when_it_is_adopted(story: Story) -> None:
-    world = story.begin()
-    change, after = decided(story, 2)
-    assert interruptions(world)
-    assert len(story.builder.begun) == 1
-    assert story.builder.lost == []
-    story.successors.membership_adopted(change, after)
-    assert story.builder.lost == [2]
-    assert nodes(story.successor(world)) == [1, 3]
-    assert len(interruptions(world)) == 1
-
-
-def test_a_communicator_begun_between_decision_and_adoption_waits_for_the_adoption(story: Story) -> None:
-    change, after = decided(story, 2)
-    with ThreadPoolExecutor(1) as pool:
-        beginning = pool.submit(story.successors.begin, after, PART, soon())
-        eventually(lambda: bool(story.successors._building), "it waits")
-        assert story.builder.begun == []
-        story.successors.membership_adopted(change, after)
-        assert nodes(beginning.result(EVENT_TIMEOUT)) == [1, 3]
-
-
 def test_a_change_that_an_action_causes_is_performed_after_it(story: Story) -> None:
     """The last member of a world decides at once that it continues without a departed one."""
     part = story.begin(1, 3, communicator=PART)
     story.change(3, quiet=True)
 
-    def renew(which: tuple[int, ...], _: int) -> None:
-        story.change(renewed=which)
+    def renew(which: tuple[int, ...], epoch: int) -> list[MembershipAction]:
+        return [MembershipDecided(Change(epoch + 1, renewed=which))]
 
-    story.successors.renew = renew
+    story.machine.renew = renew
     change = story.raised(part, PeerLost(node=3, cause="it left"))
     assert isinstance(change, MembershipChanged)
     assert nodes(story.successor(part)) == [1]
-
-
-def test_closing_between_decision_and_adoption_ends_what_waits(story: Story) -> None:
-    world = story.begin()
-    decided(story, 2)
-    story.successors.close()
-    with pytest.raises(UsageError, match="closed"):
-        world.outcome.check()
-    assert story.successors._building == {}
 
 
 def test_an_ancestor_that_nobody_refers_to_is_forgotten(story: Story) -> None:
@@ -754,12 +734,12 @@ def test_an_ancestor_that_nobody_refers_to_is_forgotten(story: Story) -> None:
 
     def is_forgotten() -> bool:
         gc.collect()
-        return list(story.successors._released) == [(WORLD, 1)]
+        return list(story.runner._deferred) == [Released(GenerationKey(WORLD, 1))]
 
     eventually(is_forgotten, "the garbage collector has found it")
     story.change(3)
     story.successor(second)
-    assert set(story.successors._machine._superseded) == {(WORLD, 2)}
+    assert set(story.machine.successor_machine._superseded) == {(WORLD, 2)}
 
 
 # ---------------------------------------------------------------- who goes quietly

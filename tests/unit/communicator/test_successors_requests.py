@@ -48,7 +48,7 @@ class Cluster:
             membership=membership([1, 2, 3], 1),
             is_stalled=False,
         )
-        self.successor_requests = SuccessorRequests(cast(Any, self), cast(Any, self), cast(Any, self))
+        self.successor_requests = SuccessorRequests(cast(Any, self), cast(Any, self), cast(Any, self), cast(Any, self))
 
     # -- successors
 

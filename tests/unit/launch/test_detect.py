@@ -1,7 +1,7 @@
 import pytest
 
 from nexar import ConfigError
-from nexar.launch.detect import LaunchInfo, detect, first_host, tasks_on
+from nexar.launch.detect import LaunchInfo, detect, first_slurm_host, slurm_tasks_on
 from tests.unit.launch.recorded import recorded
 
 # -- recorded environments -------------------------------------------------------------------------------------------
@@ -155,29 +155,29 @@ def test_half_a_set_says_what_the_other_half_is():
     ],
 )
 def test_the_first_host_of_a_list(hosts, first):
-    assert first_host(hosts) == first
+    assert first_slurm_host(hosts) == first
 
 
 @pytest.mark.parametrize("hosts", ["", "node[1-", "[[1]]", "a b", "node[]]"])
 def test_a_list_that_is_none_is_refused_by_its_variable(hosts):
     with pytest.raises(ConfigError, match="SLURM_JOB_NODELIST"):
-        first_host(hosts, "SLURM_JOB_NODELIST")
+        first_slurm_host(hosts, "SLURM_JOB_NODELIST")
 
 
 @pytest.mark.parametrize(("node", "count"), [(0, 2), (2, 2), (3, 1), (4, 8), (5, 8)])
 def test_tasks_are_counted_node_by_node(node, count):
-    assert tasks_on(node, "2(x3),1,8(x2)") == count
+    assert slurm_tasks_on(node, "2(x3),1,8(x2)") == count
 
 
 @pytest.mark.parametrize("tasks", ["two", "2(x)", "2x3", ""])
 def test_counts_that_are_none_are_refused(tasks):
     with pytest.raises(ConfigError, match="SLURM_STEP_TASKS_PER_NODE"):
-        tasks_on(0, tasks)
+        slurm_tasks_on(0, tasks)
 
 
 def test_a_node_beyond_the_counts_is_refused():
     with pytest.raises(ConfigError, match="at least 4 nodes"):
-        tasks_on(3, "2(x3)")
+        slurm_tasks_on(3, "2(x3)")
 
 
 def test_a_rank_outside_the_world_cannot_start():

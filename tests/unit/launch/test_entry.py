@@ -2,7 +2,7 @@ import pytest
 
 from nexar import Config, ConfigError, UsageError
 from nexar.launch.detect import LaunchInfo
-from nexar.launch.entry import ByFile, ByRankZero, ByTicket, ByToken, choose_entry, rank_zero_port
+from nexar.launch.entry import ByFile, BySeedOfRankZero, ByTicket, ByToken, choose_entry, rank_zero_port
 
 TOKEN = "5f1d7c0a93be48e2a6d4c8f07b3e9a15"
 SECRET = Config(cluster_token=TOKEN)
@@ -40,7 +40,7 @@ def test_without_an_identity_of_the_job_the_parent_process_distinguishes_jobs():
 
 
 def test_ranks_on_several_hosts_meet_at_the_host_of_rank_0_and_rank_0_opens():
-    assert choose_entry(start(3), SECRET, 1) == ByRankZero(TOKEN, "node1", 29501, 4, False)
+    assert choose_entry(start(3), SECRET, 1) == BySeedOfRankZero(TOKEN, "node1", 29501, 4, False)
     assert choose_entry(start(0), SECRET, 1).starts_seed
 
 
@@ -101,5 +101,5 @@ def test_a_process_that_nobody_started_is_notified_how_to_start_it():
 
 
 def test_entries_do_not_show_secrets():
-    entries = [ByTicket("secret"), ByToken("secret", "a:1"), ByRankZero("secret", "a", 1, 2, True)]
+    entries = [ByTicket("secret"), ByToken("secret", "a:1"), BySeedOfRankZero("secret", "a", 1, 2, True)]
     assert "secret" not in repr(entries)

@@ -56,6 +56,17 @@ def test_a_frame_of_another_call_is_a_disagreement_reported_once_for_each_source
     assert book.differences == [(0, 7, BROADCAST, ALL_REDUCE), (0, 8, BROADCAST, ALL_REDUCE)]
 
 
+def test_the_operation_of_a_sequence_is_known_from_the_local_call_or_from_an_announced_one() -> None:
+    book = Book()
+    assert book.mismatch_detector.operation_of(0) == 0
+    book.saw(7, 0, BROADCAST)
+    assert book.mismatch_detector.operation_of(0) == BROADCAST[0]
+    book.mismatch_detector.begin(0, ALL_REDUCE)
+    assert book.mismatch_detector.operation_of(0) == ALL_REDUCE[0]
+    book.mismatch_detector.end(0)
+    assert book.mismatch_detector.operation_of(0) == ALL_REDUCE[0]
+
+
 def test_a_frame_that_comes_first_is_compared_when_the_call_is_made() -> None:
     book = Book()
     assert book.saw(7, 0, BROADCAST)

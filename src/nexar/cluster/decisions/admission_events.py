@@ -7,8 +7,9 @@ and performs actions in order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.decisions.refusals import RefusalCode
@@ -22,24 +23,21 @@ from nexar.wire.join import RunFailed as RunFailedMessage
 # ---------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionOpened:
+class ConnectionOpened(msgspec.Struct, frozen=True):
     """A peer connected; nothing was received yet."""
 
     connection: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class HelloReceived:
+class HelloReceived(msgspec.Struct, frozen=True):
     """A hello of our version."""
 
     connection: int
     hello: Hello
 
 
-@dataclass(frozen=True, slots=True)
-class JoinRequested:
+class JoinRequested(msgspec.Struct, frozen=True):
     """A node asks to become a member."""
 
     connection: int
@@ -49,15 +47,13 @@ class JoinRequested:
     clock: float = 0.0  # the seed's clock on arrival, seconds since 1970
 
 
-@dataclass(frozen=True, slots=True)
-class JoinerReady:
+class JoinerReady(msgspec.Struct, frozen=True):
     """An admitted candidate has its certificate: others may dial it."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class RanksRequested:
+class RanksRequested(msgspec.Struct, frozen=True):
     """A launcher asks for a block of ranks."""
 
     connection: int
@@ -66,32 +62,28 @@ class RanksRequested:
     fingerprint: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BoardRequested:
+class BoardRequested(msgspec.Struct, frozen=True):
     """An observer asks for the status board."""
 
     connection: int
     proof_ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BadMessage:
+class BadMessage(msgspec.Struct, frozen=True):
     """Invalid, of another version, or with an invalid certificate request."""
 
     connection: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionEnded:
+class ConnectionEnded(msgspec.Struct, frozen=True):
     """The peer or the network ended it."""
 
     connection: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChildReported:
+class ChildReported(msgspec.Struct, frozen=True):
     """A launcher's child ended."""
 
     connection: int
@@ -100,62 +92,54 @@ class ChildReported:
     well: bool = False  # it ended with exit code 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailureReported:
+class RunFailureReported(msgspec.Struct, frozen=True):
     """A child's failure stops the run."""
 
     connection: int
     failure: RunFailedMessage
 
 
-@dataclass(frozen=True, slots=True)
-class MemberMessageReceived:
+class MemberMessageReceived(msgspec.Struct, frozen=True):
     """A member's message about the next membership."""
 
     connection: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class MemberAnswered:
+class MemberAnswered(msgspec.Struct, frozen=True):
     """A member answered a liveness query."""
 
     connection: int
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemberConnected:
+class MemberConnected(msgspec.Struct, frozen=True):
     """A first member has its links."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailureReported:
+class StartFailureReported(msgspec.Struct, frozen=True):
     """A first member cannot create its communicator."""
 
     connection: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressRequested:
+class ProgressRequested(msgspec.Struct, frozen=True):
     """A candidate asks which ranks are missing."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveReceived:
+class LeaveReceived(msgspec.Struct, frozen=True):
     """The node leaves."""
 
     connection: int
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionTick:
+class AdmissionTick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
@@ -182,15 +166,13 @@ AdmissionEvent: TypeAlias = ConnectionOpened | ReceivedEvent | AdmissionTick
 # ---------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class SendChallenge:
+class SendChallenge(msgspec.Struct, frozen=True):
     """Answer its hello."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class AdmitNode:
+class AdmitNode(msgspec.Struct, frozen=True):
     """Sign its certificate request and send Welcome."""
 
     connection: int
@@ -202,15 +184,13 @@ class AdmitNode:
     group_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShowBoard:
+class ShowBoard(msgspec.Struct, frozen=True):
     """Send the status board from now on."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseConnection:
+class RefuseConnection(msgspec.Struct, frozen=True):
     """Send Refused, then close. Final."""
 
     connection: int
@@ -219,16 +199,14 @@ class RefuseConnection:
     code: RefusalCode = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DropConnection:
+class DropConnection(msgspec.Struct, frozen=True):
     """Close without a message; the node may retry."""
 
     connection: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommitMembership:
+class CommitMembership(msgspec.Struct, frozen=True):
     """Persist the membership, then send it."""
 
     membership: Membership
@@ -239,8 +217,7 @@ class CommitMembership:
     starts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StartCluster:
+class StartCluster(msgspec.Struct, frozen=True):
     """Every member is connected: send Started."""
 
     membership: Membership
@@ -248,23 +225,20 @@ class StartCluster:
     present: frozenset[NodeId]
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyConnections:
+class NotifyConnections(msgspec.Struct, frozen=True):
     """Send this message."""
 
     message: JoinMessage
     connections: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PersistVote:
+class PersistVote(msgspec.Struct, frozen=True):
     """Persist the vote before any later action."""
 
     vote: Vote
 
 
-@dataclass(frozen=True, slots=True)
-class FailFormation:
+class FailFormation(msgspec.Struct, frozen=True):
     """Send FormationFailed, close, and delete a persisted membership."""
 
     joined: tuple[str, ...]
@@ -282,8 +256,7 @@ SeedEventKind: TypeAlias = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SeedEvent:
+class SeedEvent(msgspec.Struct, frozen=True):
     """A log entry."""
 
     kind: SeedEventKind

@@ -7,13 +7,13 @@ Own delay: a node short of CPU reads answers late, and peers on its host are as 
 extends by this node's own delay, measured by how late timers run and how long threads wait for a CPU. Invariant: it is
 0 while the machine has CPU to spare, follows the measurements within seconds, and never exceeds `longest`.
 
-States. A *packet* is anything the peer's transport sent; a *beat* is sent by its Python code. QUIC answers on its own
-thread, so packets without beats mean that Python code does not run (a held GIL, an endless loop in C). Other transports
-send nothing without Python.
+States. A *packet* is anything the peer's transport sent; a *heartbeat* is sent by its Python code. QUIC answers on its
+own thread, so packets without heartbeats mean that Python code does not run (a held GIL, an endless loop in C). Other
+transports send nothing without Python.
 - alive: no complaint.
-- stuck: beats stopped, or a call does not move. Not a loss: a call may wait for another rank.
+- stuck: heartbeats stopped, or a call does not move. Not a loss: a call may wait for another rank.
 - silent: nothing for `timeout`. A loss.
-- hung: packets, but no beat for `stuck_timeout`. A loss.
+- hung: packets, but no heartbeat for `stuck_timeout`. A loss.
 
 Time in which this node did not run does not count against peers: what arrived meanwhile is unread. Each state is
 reported once, and `alive` when it ends.
@@ -31,7 +31,7 @@ from nexar.topology import FULL_MESH, neighbors
 from nexar.types import NodeId, Rank, format_seconds
 from nexar.wire.control import Beat, CurrentCall
 
-SMALL_WORLD: Final = 8  # up to this size every rank watches every other
+WATCH_ALL_UP_TO: Final = 8  # up to this size every rank watches every other
 
 
 def watchers(size: int, rank: Rank, topology: str = FULL_MESH) -> tuple[Rank, ...]:
@@ -45,7 +45,7 @@ def watched(size: int, rank: Rank, topology: str = FULL_MESH) -> tuple[Rank, ...
 
 
 def _others(size: int, rank: Rank, direction: int, topology: str) -> tuple[Rank, ...]:
-    if topology != FULL_MESH or size <= SMALL_WORLD:
+    if topology != FULL_MESH or size <= WATCH_ALL_UP_TO:
         # Neighbours in a sparse topology: watching needs no additional link, and a rank that relays through another
         # notices its end first. In a small world all ranks are neighbours.
         return neighbors(topology, size, rank)
@@ -133,7 +133,7 @@ class LivenessReport:
     node: NodeId
     state: LivenessState
     since: float  # clock time at which it was last heard or its call last moved, not a duration
-    doing: CurrentCall | None  # by its last beat: the call that has not moved for longest
+    doing: CurrentCall | None  # by its last heartbeat: the call that has not moved for longest
     cause: str  # text for people
 
     @property
@@ -147,7 +147,7 @@ class PeerLiveness:
 
     age: float  # seconds since anything arrived from it
     beat: Beat | None
-    beat_age: float  # Seconds since that beat; without one, since it is watched or is heard again after a silence.
+    beat_age: float  # Seconds since that heartbeat; without one, since it is watched or is heard again after a silence.
     state: LivenessState  # as last reported
 
 
@@ -197,7 +197,7 @@ class FailureDetector:
             if seen.count is not None and count != seen.count:
                 if now - seen.last_packet_at >= self._timeout:
                     seen.last_heartbeat_at = (
-                        now  # it was cut off: neither beats nor packets sent in that time say anything
+                        now  # it was cut off: neither heartbeats nor packets sent in that time say anything
                     )
                 seen.last_packet_at = now
             seen.count, seen.sends_when_stuck = count, sends_when_stuck
@@ -269,8 +269,8 @@ class FailureDetector:
         return report
 
     def _state(self, node: NodeId, seen: _Watched, now: float) -> LivenessReport:
-        # A packet that arrives after beats were missing for long enough proves a live process that is stuck. Without
-        # one the process may be dead, which is found a little later.
+        # A packet that arrives after heartbeats were missing for long enough proves a live process that is stuck.
+        # Without one the process may be dead, which is found a little later.
         doing = max(seen.beat.doing, key=lambda call: call.age, default=None) if seen.beat is not None else None
         silence, beat_gap = now - seen.last_packet_at, seen.last_packet_at - seen.last_heartbeat_at
         if silence >= self._timeout + self.own_delay:

@@ -7,9 +7,11 @@ come.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
+
+import msgspec
 
 from nexar.cluster.decisions.admission_checks import (
     AdmissionLimits,
@@ -47,6 +49,9 @@ class DraftMembership:
         self._candidates: dict[NodeId, Member] = {}  # in order of arrival, like the launchers
         self._launchers: dict[NodeId, PinnedNode] = {}
         self._ready: set[NodeId] = set()  # candidates that show their certificate
+        self._on_host: dict[str, dict[NodeId, None]] = {}  # candidates of each host, in order of arrival
+        # What `missing` returned since the last arrival or departure: every waiting candidate asks for it.
+        self._missing: dict[int, tuple[Rank, ...]] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -58,6 +63,8 @@ class DraftMembership:
         self._check_share(member)
         self._allocator.claim(member.node, rank, member.launcher)
         self._candidates[member.node] = member
+        self._on_host.setdefault(member.host, {})[member.node] = None
+        self._missing.clear()
 
     def make_ready(self, node: NodeId) -> None:
         self._ready.add(node)
@@ -81,9 +88,11 @@ class DraftMembership:
         if self._launchers.pop(node, None) is not None:
             self._allocator.release(node)
         elif node in self._candidates:
-            del self._candidates[node]
+            member = self._candidates.pop(node)
+            del self._on_host[member.host][node]
             self._ready.discard(node)
             self._allocator.give_up(node)
+            self._missing.clear()
 
     def make_membership(self) -> Membership:
         """Requires `is_complete`."""
@@ -93,17 +102,15 @@ class DraftMembership:
 
     def missing(self, most: int) -> tuple[Rank, ...]:
         """The lowest free ranks; empty if a candidate waits for any rank."""
-        if any(self._allocator.rank_of(node) is None for node in self._candidates):
-            return ()
-        free = (rank for rank in range(self._allocator.size) if self._allocator.holder(rank) is None)
-        return tuple(islice(free, most))
+        if most not in self._missing:
+            free = (rank for rank in range(self._allocator.size) if self._allocator.holder(rank) is None)
+            self._missing[most] = () if self._allocator.has_unplaced else tuple(islice(free, most))
+        return self._missing[most]
 
     def is_first(self, node: NodeId) -> bool:
         """Whether it was its host's first candidate."""
         member = self._candidates.get(node)
-        others = (each for each in self._candidates.values() if member is not None and each.host == member.host)
-        first = next(others, None)
-        return first is not None and first.node == node
+        return member is not None and next(iter(self._on_host[member.host])) == node
 
     def rank_of(self, node: NodeId) -> Rank | None:
         return self._allocator.rank_of(node)
@@ -353,7 +360,7 @@ class Forming:
         admit = AdmitNode(joiner.connection, hello.node, joiner.address, self._size)
         if block is None:
             return [admit, self._note("reserved", joiner, "no ranks yet")]
-        admit = replace(admit, first_rank=block.first_rank, group_rank=block.group_rank)
+        admit = msgspec.structs.replace(admit, first_rank=block.first_rank, group_rank=block.group_rank)
         return [admit, self._note("reserved", joiner, f"ranks {block.ranks.start}..{block.ranks.stop - 1}")]
 
     def child_died(self, joiner: JoinConnectionState, event: ChildReported) -> list[AdmissionAction]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 from nexar.cluster.decisions.admission_checks import Compatibility, JoinConnectionState, requested_member
 from nexar.cluster.decisions.admission_events import (
@@ -466,7 +467,7 @@ class FormedCluster:
         )
         informed = list(self._members.values()) if before != self._register.waiting else new
         willing = frozenset(departure.node for departure in change.left if departure.willing)
-        commit = replace(self._commit(new), willing=willing)
+        commit = msgspec.structs.replace(self._commit(new), willing=willing)
         return [commit, note, *self._current(self._waiting_joiners()), *self._waiting(informed)]
 
     def _close_removed(self, change: Change) -> list[AdmissionAction]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
+
+import msgspec
 
 from nexar.cluster.membership import Change, Departure, Member
 from nexar.types import NodeId
@@ -29,8 +30,7 @@ class LossKind(Enum):
     RAISED = 7  # it announced that an exception ends it
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(msgspec.Struct, frozen=True):
     """Why a node is gone. `text` and `traceback` are for people: decisions use the kind."""
 
     kind: LossKind
@@ -56,14 +56,13 @@ class Loss:
 
     def after(self, hint: Loss) -> Loss:
         """This loss with the hint that led to it."""
-        return self if hint.text == self.text else replace(self, text=f"{hint.text}; {self.text}")
+        return self if hint.text == self.text else msgspec.structs.replace(self, text=f"{hint.text}; {self.text}")
 
 
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLossFound:
+class PeerLossFound(msgspec.Struct, frozen=True):
     """This node cannot reach a member. `willing`: it left, and no call needs it."""
 
     node: NodeId
@@ -71,32 +70,28 @@ class PeerLossFound:
     willing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PeerReachable:
+class PeerReachable(msgspec.Struct, frozen=True):
     """`severed`: over a new connection, so frames on the old one may be lost."""
 
     node: NodeId
     severed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeFinished:
+class ProbeFinished(msgspec.Struct, frozen=True):
     """`loss`: why the node cannot be reached; None if it can."""
 
     node: NodeId
     loss: Loss | None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageReceived:
+class MessageReceived(msgspec.Struct, frozen=True):
     """A message from a member, the seed or a joiner."""
 
     sender: NodeId
     message: MembershipMessage
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeRequested:
+class ChangeRequested(msgspec.Struct, frozen=True):
     """All members agreed on this in a collective."""
 
     joined: tuple[Member, ...] = ()
@@ -107,25 +102,21 @@ class ChangeRequested:
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ResignRequested:
+class ResignRequested(msgspec.Struct, frozen=True):
     """This node asks to be removed."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecoverNow:
+class RecoverNow(msgspec.Struct, frozen=True):
     """Manual policy: remove the known losses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnDelayChanged:
+class OwnDelayChanged(msgspec.Struct, frozen=True):
     """All deadlines of this node extend by `seconds`."""
 
     seconds: float
@@ -147,30 +138,26 @@ MembershipInput: TypeAlias = (
 # -- actions
 
 
-@dataclass(frozen=True, slots=True)
-class SendMessage:
+class SendMessage(msgspec.Struct, frozen=True):
     """Send a message, which may be lost, to a member or the seed."""
 
     node: NodeId
     message: MembershipMessage
 
 
-@dataclass(frozen=True, slots=True)
-class StartProbe:
+class StartProbe(msgspec.Struct, frozen=True):
     """Probe this member."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class MembershipDecided:
+class MembershipDecided(msgspec.Struct, frozen=True):
     """The next membership contains this node."""
 
     change: Change
 
 
-@dataclass(frozen=True, slots=True)
-class SelfExpelled:
+class SelfExpelled(msgspec.Struct, frozen=True):
     """The next membership does not contain this node."""
 
     epoch: int
@@ -178,8 +165,7 @@ class SelfExpelled:
     willing: bool = False  # it asked to leave, or was asked to at a checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class NoProgress:
+class NoProgress(msgspec.Struct, frozen=True):
     """No next membership came about in time, or none can."""
 
     alive: tuple[NodeId, ...]  # reachable voters, this node included

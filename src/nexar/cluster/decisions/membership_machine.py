@@ -114,7 +114,9 @@ class DecidedChanges:
 
 
 def request_changes(me: NodeId, node: NodeId, epoch: int) -> SendMessage:
-    """Ask a node that is ahead: it answers a ballot with the chosen value. Round 0 hinders no proposer."""
+    """Ask a node that is ahead: it answers a ballot with the chosen value. Round 0 hinders no proposer but
+    its owner, which then begins round 1.
+    """
     return SendMessage(node, Prepare((0, epoch, 0), BallotNumber(0, me)))
 
 
@@ -187,7 +189,7 @@ class MembershipMachine:
             longest_probe=self._longest_probe,
             own_delay=self._delay,
         )
-        self._broadcast = SuspicionBroadcast(self.me, membership, suspicions)
+        self._broadcast = SuspicionBroadcast(self.me, membership, suspicions, self._delay)
         self._stall_timer = StallTimer(
             self.me,
             self._electorate,
@@ -364,6 +366,7 @@ class MembershipMachine:
             return []
         if isinstance(message, Prepare | Accept):
             self._proposal_turn.saw_proposal(sender, now)
+            self._broadcast.saw_proposal(now)
         messages = list(self._instance().receive(sender, message, now, lambda accept: self._check(accept, now)))
         if isinstance(message, Rejected) and self._dispute_resolver.handle_rejection(self._instance(), now):
             self._changed()
@@ -402,7 +405,15 @@ class MembershipMachine:
             instance = (0, self.membership.epoch, 0)
             seed = self.membership.seed
             learners = () if seed is None or self._electorate.seed_voter else (seed.node,)
-            self._agreement = Agreement(instance, self.me, self._electorate, random=self._random, learners=learners)
+            self._agreement = Agreement(
+                instance,
+                self.me,
+                self._electorate,
+                random=self._random,
+                learners=learners,
+                never_proposes=self._electorate.seed_voter,
+                owns_round_0=self._rank == 0,  # all agree who that is, and a node that restarts is another node
+            )
             self._set_pause()
         return self._agreement
 
@@ -427,9 +438,11 @@ class MembershipMachine:
         agreement, turn = self._agreement, self._turn()
         if agreement is not None and agreement.chosen is not None:
             return []
-        proposing = agreement is not None and agreement.proposing
-        if turn is None or (now < turn and not proposing):
-            if proposing and agreement is not None and turn is None:
+        in_ballot = agreement is not None and agreement.ballot is not None
+        if turn is None or (now < turn and not in_ballot):
+            # A ballot that was outbid is not repeated before the turn: two proposers that answer slowly would outbid
+            # each other again and again.
+            if agreement is not None and agreement.proposing:
                 agreement.withdraw()
             return []
         if self._draft_is_old:
@@ -437,7 +450,15 @@ class MembershipMachine:
                 self._pending_changes.draft(self._suspicions, may_remove_lost=self._may_remove_lost),
                 False,
             )
-        return [] if self._draft is None else list(self._instance().propose(self._draft.encode(), now))
+        if self._draft is None:
+            return []
+        return list(self._instance().propose(self._draft.encode(), now, self._reserve()))
+
+    def _reserve(self) -> tuple[NodeId, ...]:
+        # The seed need not vote if enough members can: it is another process, and its answers take longer.
+        seed = self._electorate.seed_voter
+        is_enough = self._suspicions.reachable_members >= self._electorate.needed
+        return () if seed is None or not is_enough else (seed,)
 
     # ------------------------------------------------------------ what was chosen
 

@@ -1,8 +1,8 @@
 """The decisions of one node: membership and successors in one machine. Pure.
 
-Invariant: a decided membership becomes, in this order, Interrupt, AdoptMembership, DropPeer, ReportDeparture,
-AbortBuild, SendNotice, StartBuild. So calls end because of the change and not because of a closed link, and a build
-finds the links of its membership.
+Invariant: a decided membership becomes, in this order, messages to the removed nodes, Interrupt, AdoptMembership,
+DropPeer, ReportDeparture, AbortBuild, SendNotice, StartBuild. So a removed node that is only slow learns it while links
+exist, calls end because of the change and not because of a closed link, and a build finds the links of its membership.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from nexar.cluster.decisions.membership_events import (
 )
 from nexar.cluster.decisions.membership_machine import MembershipMachine
 from nexar.cluster.decisions.successor_events import (
+    AdoptMembership,
+    GenerationAction,
+    Investigate,
     RequestRenewal,
+    SendNotice,
     SuccessorAction,
     SuccessorInput,
     Terminate,
@@ -35,12 +39,16 @@ from nexar.cluster.decisions.successor_events import (
 from nexar.cluster.decisions.successor_machine import SuccessorMachine
 from nexar.cluster.membership import Change, Membership
 from nexar.types import NodeId
+from nexar.wire.control import Chosen
 
 if TYPE_CHECKING:
     from random import Random
 
-NodeInput: TypeAlias = MembershipInput | SuccessorInput
-NodeAction: TypeAlias = SendMessage | StartProbe | SelfExpelled | NoProgress | SuccessorAction
+# SelfExpelled: a member or the seed reports it
+NodeInput: TypeAlias = MembershipInput | SuccessorInput | SelfExpelled
+NodeAction: TypeAlias = (
+    SendMessage | StartProbe | SelfExpelled | NoProgress | GenerationAction | AdoptMembership | SendNotice | Investigate
+)
 
 
 class NodeMachine:
@@ -59,6 +67,7 @@ class NodeMachine:
         apply: Callable[[Change, Membership], Membership] = Change.apply,
     ) -> None:
         """As MembershipMachine."""
+        self.has_left = False  # this node was removed by agreement
         # Both only for queries: all events go through `step`.
         self.membership_machine = MembershipMachine(
             me,
@@ -89,12 +98,14 @@ class NodeMachine:
             return [*self.membership_machine.step(event, now), *self.successor_machine.step(event, now)]
         if isinstance(event, MembershipInput):
             return self.membership_machine.step(event, now)
+        if isinstance(event, SelfExpelled):
+            return [event]
         return self.successor_machine.step(event, now)
 
     def _follow(self, first: Sequence[MembershipAction | SuccessorAction], now: float) -> list[NodeAction]:
         """Feed each machine what the other decided, until nothing is left but actions for the owner."""
         actions: list[NodeAction] = []
-        waiting = deque(first)
+        waiting = deque[MembershipAction | SuccessorAction](first)
         while waiting:
             action = waiting.popleft()
             if isinstance(action, RequestRenewal):  # last: later changes of the same step come first
@@ -105,11 +116,16 @@ class NodeMachine:
             waiting.extendleft(reversed(self._consequences(action, now)))
         return actions
 
-    def _consequences(self, action: MembershipAction | SuccessorAction, now: float) -> list[SuccessorAction]:
+    def _consequences(
+        self, action: MembershipAction | SuccessorAction, now: float
+    ) -> Sequence[SendMessage | SuccessorAction]:
         match action:
-            case MembershipDecided() | NoProgress():
+            case MembershipDecided(change):
+                return [*_messages_to_removed(change), *self.successor_machine.step(action, now)]
+            case NoProgress():
                 return self.successor_machine.step(action, now)
-            case SelfExpelled(epoch, reason):
+            case SelfExpelled(epoch, reason, willing):
+                self.has_left = self.has_left or willing
                 cause = Terminated(TerminationKind.EXPELLED, epoch=epoch, reason=reason)
                 return self.successor_machine.step(Terminate(cause), now)
         return []
@@ -122,3 +138,8 @@ class NodeMachine:
 
     def _request(self, communicators: tuple[int, ...], epoch: int, now: float) -> list[MembershipAction]:
         return self.membership_machine.step(ChangeRequested(renewed=communicators, epoch=epoch), now)
+
+
+def _messages_to_removed(change: Change) -> list[SendMessage]:
+    message = Chosen((0, change.epoch - 1, 0), change.encode())
+    return [SendMessage(departure.node, message) for departure in change.left]

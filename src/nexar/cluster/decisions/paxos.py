@@ -6,14 +6,18 @@ Invariants:
 - A voter rejects every ballot below its promise. A proposer that finds accepted values among a majority of promises
   proposes the value of the highest ballot. So once a majority accepted a value in one ballot, every later ballot
   proposes that value.
-- The members vote; the seed votes too if their number is even, so that no partition has two equal halves.
+- The members vote; the seed votes too if their number is even, so that no partition has two equal halves. It never
+  proposes, and voters ignore a ballot of the seed: that is as safe as losing its messages.
+- Round 0 has one ballot, and one node owns it, so no lower ballot can have chosen a value: its owner asks for votes
+  without asking for promises. It proposes one value in it, once.
 
-Three additions serve progress only:
+Four additions serve progress only:
 - If a majority of the promises carries no accepted value, the proposer ignores the others. So a value that one voter
   accepted does not block all others.
 - The proposer votes last, when its vote completes the majority. So a second node has checked every accepted value.
 - A voter checks a value before it first accepts it. The proposer marks a value it was bound to as inherited, so that
   the check may yield.
+- A proposer asks the voters in reserve only if the others have not answered when it repeats its messages.
 """
 
 from __future__ import annotations
@@ -208,9 +212,12 @@ class Agreement:
         vote: Vote | None = None,
         may_vote: bool = True,
         learners: Collection[NodeId] = (),
+        never_proposes: NodeId | None = None,
+        owns_round_0: bool = False,
     ) -> None:
         """`random`: None if this node never proposes. `vote`: the persisted one. `may_vote`: False if it may be lost.
-        `learners` only learn the chosen value.
+        `learners` only learn the chosen value. Ballots of `never_proposes` are ignored. `owns_round_0`: at most one
+        voter, the same at all nodes, and only if its state in this instance cannot be lost while it lives.
         """
         self.instance = instance
         self.voters = voters
@@ -223,10 +230,13 @@ class Agreement:
         self._votes = may_vote and me in voters
         self._random = random
         self._learners = learners
+        self._never_proposes = never_proposes
         self._value: bytes | None = None
+        self._reserve: Collection[NodeId] = ()
         self._ballot: Ballot | None = None
         self._resume: float | None = None  # when the next ballot begins after a failed one
         self._failures = 0
+        self._has_round_0 = owns_round_0  # and has not used it
         self._round = max((number.round for number in (self.vote.promised,) if number), default=0)
         self._unchecked: tuple[NodeId, Accept] | None = None  # the highest ballot that waits for its check
 
@@ -244,11 +254,13 @@ class Agreement:
 
     # ------------------------------------------------------------ proposer
 
-    def propose(self, value: bytes, now: float) -> list[SendMessage]:
-        """Idempotent. A later value replaces one that no ballot has proposed yet."""
+    def propose(self, value: bytes, now: float, reserve: Collection[NodeId] = ()) -> list[SendMessage]:
+        """Idempotent. A later value replaces one that no ballot has proposed yet. `reserve`: voters that are asked only
+        if the others are late.
+        """
         if self.chosen is not None:
             return []
-        self._value = value
+        self._value, self._reserve = value, reserve
         if self._ballot is not None or (self._resume is not None and now < self._resume):
             return []
         return self._begin(now)
@@ -284,14 +296,25 @@ class Agreement:
         if self._round >= _HIGHEST_ROUND:  # Only a faulty peer causes this; others may still learn what was chosen.
             self.retry_after(now, self.longest_pause)
             return []
+        if self._has_round_0 and self.vote.promised is None:
+            return self._begin_round_0(now)
         self._round += 1
         retry = min(_RETRY_INTERVAL * 2**self._failures, self.longest_pause)
         ballot = self._ballot = Ballot(BallotNumber(self._round, self._me), again=now + retry, interval=retry)
         if self._votes:
             ballot.promised(self._me, self.vote.accepted, self.vote.value)
             self.vote = self.vote.promising(ballot.number)
-        messages = self._to_others(Prepare(self.instance, ballot.number))
+        messages = self._to_first(Prepare(self.instance, ballot.number), ballot)
         return messages + self._count_promises(ballot, now)
+
+    def _begin_round_0(self, now: float) -> list[SendMessage]:
+        # No ballot is lower, so no value binds this one.
+        assert self._value is not None
+        self._has_round_0 = False
+        ballot = self._ballot = Ballot(BallotNumber(0, self._me), again=0.0, interval=0.0)
+        self.vote = self.vote.promising(ballot.number)
+        ballot.ask(self._value, inherited=False, again=now + _RETRY_INTERVAL, interval=_RETRY_INTERVAL)
+        return self._to_first(self._accept(ballot), ballot) + self._count_votes(ballot)
 
     def _repeat(self, ballot: Ballot, now: float) -> list[SendMessage]:
         if self._votes and self.vote.promised is not None and self.vote.promised != ballot.number:
@@ -321,7 +344,7 @@ class Agreement:
             self.withdraw()
             return []
         ballot.ask(value, inherited=found is not None, again=now + _RETRY_INTERVAL, interval=_RETRY_INTERVAL)
-        return self._to_others(self._accept(ballot)) + self._count_votes(ballot)
+        return self._to_first(self._accept(ballot), ballot) + self._count_votes(ballot)
 
     def _accept(self, ballot: Ballot) -> Accept:
         return Accept(self.instance, ballot.number, ballot.value or b"", ballot.inherited)
@@ -337,6 +360,11 @@ class Agreement:
         chosen = Chosen(self.instance, ballot.value)
         self._learn(ballot.value)
         return [*self._to_others(chosen), *(SendMessage(learner, chosen) for learner in self._learners)]
+
+    def _to_first(self, message: MembershipMessage, ballot: Ballot) -> list[SendMessage]:
+        # Not to voters in reserve, unless they have answered in this ballot.
+        unasked = {voter for voter in self._reserve if voter not in ballot.promises}
+        return [send for send in self._to_others(message) if send.node not in unasked]
 
     def _to_others(self, message: MembershipMessage) -> list[SendMessage]:
         return [SendMessage(voter, message) for voter in self.voters if voter != self._me]
@@ -373,7 +401,7 @@ class Agreement:
     def _handle_request(self, sender: NodeId, message: Prepare | Accept, check: AcceptCheck) -> list[SendMessage]:
         if self.chosen is not None:
             return [SendMessage(sender, Chosen(self.instance, self.chosen))]
-        if not self._votes or sender not in self.voters or message.ballot.node != sender:
+        if not self._votes or not self._may_propose(sender) or message.ballot.node != sender:
             return []
         if message.ballot.round > self._round + _MAX_ROUND_GAP:
             return []
@@ -384,6 +412,9 @@ class Agreement:
             self.vote = self.vote.promising(message.ballot)
             return [SendMessage(sender, Promise(self.instance, message.ballot, self.vote.accepted, self.vote.value))]
         return self._check_value(sender, message, check)
+
+    def _may_propose(self, node: NodeId) -> bool:
+        return node in self.voters and node != self._never_proposes
 
     def _check_value(self, sender: NodeId, message: Accept, check: AcceptCheck) -> list[SendMessage]:
         # A value accepted before was checked then, and accepting it again is always safe.

@@ -167,15 +167,18 @@ class ProposalTurn:
         """
         if self._pending_changes.resigned is not None:
             return float("-inf")
-        position = self._my_rank - self._suspicions.lower_rank_count
+        suspicions, pending = self._suspicions, self._pending_changes
+        wanted, willing = pending.wanted_since, suspicions.willing_since
+        urgent, severed = (suspicions.urgent_since, pending.severed_since) if may_remove_lost else (None, None)
+        if wanted is None and willing is None and urgent is None and severed is None:
+            return None  # the usual case, asked after every event
+        position = self._my_rank - suspicions.lower_rank_count
         wait = self._wait(position)
-        reasons = [(self._pending_changes.wanted_since, wait)]
-        if self._suspicions.leave_majority:
-            reasons.append((self._suspicions.willing_since, WILLING_DELAY + wait))
-        if may_remove_lost:
-            reasons.append((self._suspicions.urgent_since, wait))
-            reasons.append((self._pending_changes.severed_since, self._wait(self._position_in_severed_pair())))
-        turns = [since + wait for since, wait in reasons if since is not None]
+        turns = [since + wait for since in (wanted, urgent) if since is not None]
+        if willing is not None and suspicions.leave_majority:
+            turns.append(willing + WILLING_DELAY + wait)
+        if severed is not None:
+            turns.append(severed + self._wait(self._position_in_severed_pair()))
         return max(min(turns), self._yield_until(position)) if turns else None
 
     def _wait(self, position: int) -> float:
@@ -250,7 +253,7 @@ class ChangeVoter:
         change = read_change(accept.value, self._membership)
         if change is None:
             return VoteDecision(VoteAnswer.NO)
-        if accept.inherited and self._yields(accept.value, now):
+        if accept.inherited and self._waited_long_enough(accept.value, now):
             return OK
         return self._check_change(change, accept.ballot.node, self._first_asked(accept.ballot, now), now)
 
@@ -276,7 +279,7 @@ class ChangeVoter:
             self._ballot = (ballot, now)
         return self._ballot[1]
 
-    def _yields(self, value: bytes, now: float) -> bool:
+    def _waited_long_enough(self, value: bytes, now: float) -> bool:
         if value not in self._inherited and len(self._inherited) == _MAX_INHERITED:
             del self._inherited[next(iter(self._inherited))]
         return now >= self._inherited.setdefault(value, now) + ACCEPT_INHERITED_AFTER + self._own_delay()
@@ -317,7 +320,7 @@ class DisputeResolver:
     def handle_rejection(self, agreement: Agreement, now: float) -> bool:
         """Whether the ballot could no longer win and was ended."""
         ballot = agreement.ballot
-        if ballot is None or not self._is_lost(ballot, agreement.needed):
+        if ballot is None or not self._cannot_win(ballot, agreement.needed):
             return False
         disputed = sorted(node for node in ballot.reached() if node in self._suspicions)
         agreement.retry_after(now, 0.0 if disputed and not ballot.inherited else _REFUSED_PAUSE)
@@ -325,7 +328,7 @@ class DisputeResolver:
             self._dispute(node, now)
         return True
 
-    def _is_lost(self, ballot: Ballot, needed: int) -> bool:
+    def _cannot_win(self, ballot: Ballot, needed: int) -> bool:
         # Whether no majority can accept any longer, not counting voters that this node cannot reach.
         refused = ballot.rejected
         silent = sum(node in self._electorate and node not in refused for node in self._suspicions) if refused else 0

@@ -97,6 +97,11 @@ class RankAllocator:
         return self._free.count - self._unplaced
 
     @property
+    def has_unplaced(self) -> bool:
+        """Whether a candidate waits for any rank."""
+        return self._unplaced > 0
+
+    @property
     def is_full(self) -> bool:
         return len(self._claims) == self.size
 

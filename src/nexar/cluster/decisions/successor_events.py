@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from nexar.cluster.decisions.membership_events import MembershipDecided, NoProgress, Tick
 from nexar.cluster.membership import Change, Membership
@@ -27,8 +28,7 @@ BeginRequested brings lower numbers."""
 # -- outcomes: why calls on a generation end
 
 
-@dataclass(frozen=True, slots=True)
-class Superseded:
+class Superseded(msgspec.Struct, frozen=True):
     """Another generation replaces it. Final, but an even newer successor replaces this one."""
 
     successor: GenerationKey
@@ -38,8 +38,7 @@ class Superseded:
     agreed: bool  # every departure was willing
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumLost:
+class QuorumLost(msgspec.Struct, frozen=True):
     """No majority is reachable. A later outcome replaces it."""
 
     alive: tuple[Rank, ...]
@@ -47,15 +46,13 @@ class QuorumLost:
     left: tuple[Rank, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryTimedOut:
+class RecoveryTimedOut(msgspec.Struct, frozen=True):
     """No successor came about in time. A later outcome replaces it."""
 
     missing: tuple[Rank, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RevokedBy:
+class RevokedBy(msgspec.Struct, frozen=True):
     """A member revoked it, or (`closed`) closed it so that no successor with that member can exist. A successor, a
     termination, or another closer replaces it.
     """
@@ -70,11 +67,11 @@ class TerminationKind(Enum):
 
     EXPELLED = auto()
     ABORTED = auto()  # a member was lost under the policy `abort`
+    NOT_STARTED = auto()  # the first membership could not start
     CLOSED = auto()  # by its user
 
 
-@dataclass(frozen=True, slots=True)
-class Terminated:
+class Terminated(msgspec.Struct, frozen=True):
     """This node ended all its communicators. Final."""
 
     kind: TerminationKind
@@ -99,8 +96,7 @@ class BuildFailureKind(Enum):
     FAULT = auto()  # anything else; must not be repeated for ever
 
 
-@dataclass(frozen=True, slots=True)
-class BuildFailure:
+class BuildFailure(msgspec.Struct, frozen=True):
     """`nodes`: the members that were missed; PEER_LOST names exactly one."""
 
     kind: BuildFailureKind
@@ -111,33 +107,31 @@ class BuildFailure:
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class BeginRequested:
+class BeginRequested(msgspec.Struct, frozen=True):
     """The user makes a communicator (init, split, group): build its first generation here."""
 
     build: BuildId
     communicator: int
     membership: Membership
+    parent: GenerationKey | None = None
+    """The generation on which split or group was called."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuildFinished:
+class BuildFinished(msgspec.Struct, frozen=True):
     """`completed`: the last call on the old generation that all members completed; None if there is none."""
 
     build: BuildId
     completed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BuildFailed:
+class BuildFailed(msgspec.Struct, frozen=True):
     """Reported once for each StartBuild that did not finish, also after AbortBuild."""
 
     build: BuildId
     failure: BuildFailure
 
 
-@dataclass(frozen=True, slots=True)
-class MemberNeeded:
+class MemberNeeded(msgspec.Struct, frozen=True):
     """A call on this generation needs a member that cannot be reached."""
 
     key: GenerationKey
@@ -146,23 +140,20 @@ class MemberNeeded:
     membership: Membership | None = None  # of a generation that is not open here: its first build failed
 
 
-@dataclass(frozen=True, slots=True)
-class LocalClose:
+class LocalClose(msgspec.Struct, frozen=True):
     """The user closed this generation at this node."""
 
     key: GenerationKey
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeRequested:
+class RevokeRequested(msgspec.Struct, frozen=True):
     """The user revokes this generation for all members."""
 
     key: GenerationKey
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeReceived:
+class RevokeReceived(msgspec.Struct, frozen=True):
     """A member's notice. `rank` revoked the generation, or (`closed`) closed it. Untrusted."""
 
     sender: NodeId
@@ -172,15 +163,13 @@ class RevokeReceived:
     closed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """Nothing at this node refers to this superseded generation any more."""
 
     key: GenerationKey
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate:
+class Terminate(msgspec.Struct, frozen=True):
     """End all communicators."""
 
     cause: Terminated
@@ -205,31 +194,27 @@ SuccessorInput: TypeAlias = (
 # -- actions
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(msgspec.Struct, frozen=True):
     """End every pending and later call on this generation; its outcome follows."""
 
     key: GenerationKey
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptMembership:
+class AdoptMembership(msgspec.Struct, frozen=True):
     """Publish the membership and close the links of those who left. Interrupts come before, builds after."""
 
     change: Change
     after: Membership
 
 
-@dataclass(frozen=True, slots=True)
-class DropPeer:
+class DropPeer(msgspec.Struct, frozen=True):
     """Fail operations that wait for this former member."""
 
     node: NodeId
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartBuild:
+class StartBuild(msgspec.Struct, frozen=True):
     """Build this generation together with its members. `old`: the generation it replaces; None for a first one."""
 
     build: BuildId
@@ -243,24 +228,21 @@ class StartBuild:
         return GenerationKey(self.communicator, self.membership.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class AbortBuild:
+class AbortBuild(msgspec.Struct, frozen=True):
     """Its members do not take part any more. BuildFailed still follows."""
 
     build: BuildId
     failure: BuildFailure
 
 
-@dataclass(frozen=True, slots=True)
-class RejectBegin:
+class RejectBegin(msgspec.Struct, frozen=True):
     """The communicator of BeginRequested is not built: it was not begun, or BuildFailed."""
 
     build: BuildId
     failure: BuildFailure
 
 
-@dataclass(frozen=True, slots=True)
-class OpenGeneration:
+class OpenGeneration(msgspec.Struct, frozen=True):
     """The built generation exists for this node from now on."""
 
     build: BuildId
@@ -268,23 +250,20 @@ class OpenGeneration:
     old: GenerationKey | None
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardBuild:
+class DiscardBuild(msgspec.Struct, frozen=True):
     """The built generation is not used: its user closed the communicator meanwhile, or a member did."""
 
     build: BuildId
 
 
-@dataclass(frozen=True, slots=True)
-class SetOutcome:
+class SetOutcome(msgspec.Struct, frozen=True):
     """Calls on this generation raise this from now on."""
 
     key: GenerationKey
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class SendNotice:
+class SendNotice(msgspec.Struct, frozen=True):
     """Tell these members that `rank` revoked or (`closed`) closed a generation."""
 
     nodes: tuple[NodeId, ...]
@@ -294,24 +273,21 @@ class SendNotice:
     closed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRenewal:
+class RequestRenewal(msgspec.Struct, frozen=True):
     """Ask the membership machine for a change that gives these communicators a successor, in this epoch's world."""
 
     communicators: tuple[int, ...]
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Investigate:
+class Investigate(msgspec.Struct, frozen=True):
     """Find out whether this member is lost."""
 
     node: NodeId
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDeparture:
+class ReportDeparture(msgspec.Struct, frozen=True):
     """Tell subscribers of this generation that a member left quietly."""
 
     key: GenerationKey
@@ -319,9 +295,9 @@ class ReportDeparture:
     cause: str
 
 
-SuccessorAction: TypeAlias = (
+# What happens to the generations of this node
+GenerationAction: TypeAlias = (
     Interrupt
-    | AdoptMembership
     | DropPeer
     | StartBuild
     | AbortBuild
@@ -329,8 +305,6 @@ SuccessorAction: TypeAlias = (
     | OpenGeneration
     | DiscardBuild
     | SetOutcome
-    | SendNotice
-    | RequestRenewal
-    | Investigate
     | ReportDeparture
 )
+SuccessorAction: TypeAlias = GenerationAction | AdoptMembership | SendNotice | Investigate | RequestRenewal

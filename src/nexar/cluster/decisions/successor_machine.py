@@ -4,13 +4,17 @@
                                                                                             │ slot free
               superseded ←─ BuildFinished ── build of the successor ←───────────────────────┤
                                                   │ BuildFailed                             │ newer change
-                                                  └─→ failed: until its timeout, then given up
+                                                  └─→ failed: RequestRenewal, given up at its timeout
 
 Invariants:
 - A change ends a generation on all its members, and its successor follows from the decided changes alone: the last one
   that concerns it counts. Builds of earlier targets are aborted.
-- A failed target is not repeated, because the other members gave up too. It is given up `recovery_timeout` after its
-  build began; a newer target gives it another chance. A failed build delays no other.
+- A failed target is not repeated: what other members sent to its build is lost. They may still wait in theirs, for a
+  member that only this node could not reach. So if no change follows the failure soon, this node requests one, a
+  renewal, and all build again. The target is given up `recovery_timeout` after the first build began; a newer target
+  with other members gives it another chance. A failed build delays no other.
+- A first build whose parent has ended is aborted soon: a member that was interrupted before it asked for the build
+  never takes part. The delay is for the others: if all had asked for it, it is finished by then.
 - At most MAX_BUILDS successors are built at a time, lowest keys first on every member, so no two members wait for each
   other in different builds.
 - No successor is built with a member that closed the communicator, or that has left the world.
@@ -71,6 +75,7 @@ from nexar.cluster.decisions.successor_state import (
     FailedBuild,
     NeededMembers,
     OpenedGeneration,
+    Renewal,
     SupersededGeneration,
     abort,
     closer_in,
@@ -90,6 +95,9 @@ from nexar.wire.text import foreign_line, foreign_lines
 MAX_BUILDS: Final = 16
 # Numbers of the machine's own builds start here; those of BeginRequested are lower.
 FIRST_BUILD: Final = 1 << 32
+# Share of `recovery_timeout` after which a failed build requests a renewal, and a build without a parent is aborted: a
+# loss is decided sooner, and a build with all its members is finished sooner.
+_PATIENCE: Final = 1 / 15
 
 
 class SuccessorMachine:
@@ -108,6 +116,7 @@ class SuccessorMachine:
         # Why this node has no communicators any more; None while it has.
         self.terminated: Terminated | None = None
         self._recovery_timeout = recovery_timeout
+        self._patience = _PATIENCE * recovery_timeout
         self._apply = apply
         self._history = ChangeHistory(membership)
         self._needed = NeededMembers(self._history)
@@ -181,18 +190,23 @@ class SuccessorMachine:
         """Its members that left the world, and why."""
         return self._history.gone_from(membership)
 
+    def remembered(self) -> tuple[int, int, int]:
+        """Changes, closed communicators and early notices. Each has a bound."""
+        return len(self._history), len(self._closed), len(self._early)
+
     def due(self, now: float) -> float | None:
-        """When a failed build is given up."""
+        """When a failed build requests a renewal or is given up, or a build without a parent is aborted."""
         if self.terminated is not None:
             return None
-        ends = [end for each in self._open.values() if (end := each.gives_up_at) is not None]
+        ends = [end for each in self._open.values() if (end := each.due) is not None]
+        ends += [build.abort_at for build in self._builds.values() if build.abort_at is not None and not build.aborted]
         return max(now, min(ends)) if ends else None
 
     # ------------------------------------------------------------ events
 
     def step(self, event: SuccessorInput, now: float) -> list[SuccessorAction]:
         """Returns the actions, in order. No other method changes the state."""
-        actions = [*self._handle(event, now), *self._schedule(now)]
+        actions = [*self._handle(event, now), *self._abort_orphans(now), *self._schedule(now)]
         if self._must_ask:
             self._must_ask = False
             actions += self._ask_renewal()
@@ -209,7 +223,7 @@ class SuccessorMachine:
             case BuildFinished(build, completed):
                 return self._finished(build, completed)
             case BuildFailed(build, failure):
-                return self._build_failed(build, failure)
+                return self._build_failed(build, failure, now)
             case MemberNeeded():
                 return self._member_needed(event)
             case LocalClose(key):
@@ -309,16 +323,32 @@ class SuccessorMachine:
 
     def _begin(self, event: BeginRequested, now: float) -> list[SuccessorAction]:
         against = self._reason_against(event.communicator, event.membership)
+        if event.parent is not None and self._has_ended(event.parent):
+            against = against or BuildFailure(BuildFailureKind.OVERTAKEN)
         if self.terminated is not None:
             against = BuildFailure(BuildFailureKind.REJECTED)
         if against is not None:
             return [RejectBegin(event.build, against)]
-        return self._start(event.build, event.communicator, event.membership, None, now)
+        started = self._start(event.build, event.communicator, event.membership, None, now + self._recovery_timeout)
+        self._builds[event.build].parent = event.parent
+        return started
+
+    def _has_ended(self, key: GenerationKey) -> bool:
+        each = self._open.get(key)
+        return each is None or each.interrupted
+
+    def _abort_orphans(self, now: float) -> list[SuccessorAction]:
+        actions: list[SuccessorAction] = []
+        for number, build in self._builds.items():
+            if build.parent is not None and build.abort_at is None and self._has_ended(build.parent):
+                build.abort_at = now + self._patience
+            if build.abort_at is not None and now >= build.abort_at:
+                actions += abort(number, build, BuildFailure(BuildFailureKind.OVERTAKEN))
+        return actions
 
     def _start(
-        self, number: BuildId, communicator: int, membership: Membership, old: ClosedCommunicator | None, now: float
+        self, number: BuildId, communicator: int, membership: Membership, old: ClosedCommunicator | None, until: float
     ) -> list[SuccessorAction]:
-        until = now + self._recovery_timeout
         self._builds[number] = Build(communicator, membership, nodes_of(membership), old, until)
         return [StartBuild(number, communicator, membership, None if old is None else old.key)]
 
@@ -341,7 +371,7 @@ class SuccessorMachine:
             each.failed = FailedBuild(target.epoch, None)
             return set_outcome(each, closer)
         if each.gives_up_at is not None:
-            return self._give_up(each, target) if now >= each.gives_up_at else []
+            return self._give_up(each, target) if now >= each.gives_up_at else self._renew(each, target, now)
         if sum(build.old is not None for build in self._builds.values()) >= MAX_BUILDS:
             return []
         return self._succeed(each, target, now)
@@ -351,6 +381,15 @@ class SuccessorMachine:
         each.failed = FailedBuild(target.epoch, None, missing)
         return set_outcome(each, RecoveryTimedOut(ranks_of(each.membership, missing)))
 
+    def _renew(self, each: OpenedGeneration, target: Membership, now: float) -> list[SuccessorAction]:
+        """Request a renewal if it is time, again and again: every change drops the request."""
+        failed = each.failed
+        if failed is None or failed.until is None or failed.renew_at is None or now < failed.renew_at:
+            return []
+        each.failed = failed._replace(renew_at=now + self._patience)
+        each.renewal = Renewal(nodes_of(target), failed.until)
+        return [RequestRenewal((each.key.communicator,), self.world.epoch)]
+
     def _succeed(self, each: OpenedGeneration, target: Membership, now: float) -> list[SuccessorAction]:
         loss = self._history.loss_in(target)
         if loss is not None:  # it left quietly after the change that made this target
@@ -358,10 +397,13 @@ class SuccessorMachine:
             return self._need(each.key.communicator, target, *loss)
         number, self._next_build = self._next_build, self._next_build + 1
         each.build, each.failed = number, None
+        if each.renewal is None or each.renewal.nodes != nodes_of(target):
+            each.renewal = None
+        until = now + self._recovery_timeout if each.renewal is None else each.renewal.until
         old = ClosedCommunicator(each.key.communicator, each.membership)
-        return self._start(number, each.key.communicator, target, old, now)
+        return self._start(number, each.key.communicator, target, old, until)
 
-    def _build_failed(self, number: BuildId, failure: BuildFailure) -> list[SuccessorAction]:
+    def _build_failed(self, number: BuildId, failure: BuildFailure, now: float) -> list[SuccessorAction]:
         build = self._builds.pop(number, None)
         if build is None:
             return []
@@ -374,6 +416,7 @@ class SuccessorMachine:
         each.build = None
         each.failed = FailedBuild(build.membership.epoch, build.until, self._missed(build.membership, failure.nodes))
         if failure.kind is BuildFailureKind.PEER_LOST and failure.nodes:
+            each.failed = each.failed._replace(renew_at=now + self._patience)
             return self._need(build.communicator, build.membership, failure.nodes[0], failure.cause)
         return []
 

@@ -33,6 +33,7 @@ from nexar.wire.text import foreign_lines
 
 MAX_CHANGES: Final = 1024
 MAX_CLOSED: Final = 1024
+MAX_FOLLOWING: Final = 256
 MAX_EARLY: Final = 64
 
 
@@ -42,15 +43,28 @@ class ChangeHistory:
     def __init__(self, world: Membership) -> None:
         self.world = world  # the newest membership
         self._changes: list[Change] = []
+        # The generations asked about since the last change, by communicator, with the answer: it takes time in
+        # proportion to the members, and one event asks several times.
+        self._following: dict[int, tuple[Membership, Membership | None]] = {}
 
     def add(self, change: Change, after: Membership) -> None:
         self.world = after
+        self._following.clear()
         self._changes.append(change)
         del self._changes[:-MAX_CHANGES]
 
+    def __len__(self) -> int:
+        return len(self._changes)
+
     def following(self, communicator: int, membership: Membership) -> Membership | None:
         """The next generation; None if no change concerns this one."""
-        return next_generation(communicator, membership, self.world, self._changes)
+        known = self._following.get(communicator)
+        if known is None or known[0] is not membership:
+            if len(self._following) >= MAX_FOLLOWING:
+                self._following.clear()
+            found = next_generation(communicator, membership, self.world, self._changes)
+            known = self._following[communicator] = (membership, found)
+        return known[1]
 
     def gone_from(self, membership: Membership) -> dict[NodeId, str]:
         """Its members that left the world, and why."""
@@ -128,6 +142,9 @@ class ClosedCommunicators:
         # By communicator: only the newest generation of one has successors.
         self._closed: OrderedDict[int, ClosedCommunicator] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._closed)
+
     def add(self, communicator: int, membership: Membership) -> None:
         self._closed[communicator] = ClosedCommunicator(communicator, membership)
         self._closed.move_to_end(communicator)
@@ -174,6 +191,14 @@ class FailedBuild(NamedTuple):
     epoch: int  # of the target, which determines its members
     until: float | None  # when it is given up; None: it is given up
     missing: tuple[NodeId, ...] = ()
+    renew_at: float | None = None  # when a renewal is requested, which gives it another chance; None: never
+
+
+class Renewal(NamedTuple):
+    """Another chance for a target with these members."""
+
+    nodes: frozenset[NodeId]
+    until: float  # when the first target was to be given up
 
 
 @dataclass(slots=True)
@@ -190,6 +215,7 @@ class OpenedGeneration:
     closed_by: set[NodeId] = field(default_factory=set)  # members whose users closed it
     failed: FailedBuild | None = None  # the last build of its successor, if it failed
     build: BuildId | None = None  # of its successor
+    renewal: Renewal | None = None  # requested because the last build failed
 
     @property
     def gives_up_at(self) -> float | None:
@@ -197,6 +223,13 @@ class OpenedGeneration:
         if self.build is not None or self.failed is None or not self._is_current(self.failed):
             return None
         return self.failed.until
+
+    @property
+    def due(self) -> float | None:
+        """When something must be done about the failed target; None: nothing."""
+        if self.gives_up_at is None or self.failed is None or self.failed.renew_at is None:
+            return self.gives_up_at
+        return min(self.gives_up_at, self.failed.renew_at)
 
     @property
     def is_given_up(self) -> bool:
@@ -226,6 +259,8 @@ class Build:
     old: ClosedCommunicator | None  # the generation to replace
     until: float
     aborted: BuildFailure | None = None
+    parent: GenerationKey | None = None  # a first build: the generation on which it was asked for
+    abort_at: float | None = None  # set when the parent has ended
 
 
 def nodes_of(membership: Membership) -> frozenset[NodeId]:

@@ -2,8 +2,8 @@
 
 - An urgent suspicion is acted on. A member that left willingly is quiet: removing it disturbs no call, until a call
   needs it and makes it urgent. A disputed suspicion is suspended: others reach that node.
-- A suspicion is first sent to the few lowest ranks, which propose first. They may be lost too, so the audience doubles
-  until something is decided. Those that reach the suspect inform it.
+- A suspicion is first sent to the few lowest ranks, which propose first. They may be lost too, so twice as
+  many are informed each time, until something is decided. Those that reach the suspect inform it.
 - Only a probe result obtained after a question answers it. "Reached" counts from the start of the probe: the node may
   have died since. "Missed" counts from its end.
 - NoProgress is reported once per epoch: after the recovery timeout, or, without a majority, as soon as every suspicion
@@ -74,6 +74,11 @@ class Suspicions(Mapping[NodeId, Suspicion]):
     @property
     def urgent(self) -> tuple[NodeId, ...]:
         return tuple(self._urgent)
+
+    @property
+    def reachable_members(self) -> int:
+        seed = self._electorate.seed_voter
+        return self._membership.size - self.votes + (seed is not None and seed in self._all)
 
     @property
     def leave_majority(self) -> bool:
@@ -165,7 +170,7 @@ class Suspicions(Mapping[NodeId, Suspicion]):
             self.votes += one
 
 
-_FIRST_AUDIENCE: Final = 4  # members informed first; doubles each time
+_FIRST_RECEIVERS: Final = 4  # members informed first; doubles each time
 _FIRST_PAUSE: Final = 1.0  # seconds until the next time; doubles too
 _MAX_PAUSE: Final = 8.0
 
@@ -173,12 +178,19 @@ _MAX_PAUSE: Final = 8.0
 class SuspicionBroadcast:
     """Sends one node's suspicions in one epoch."""
 
-    def __init__(self, me: NodeId, membership: Membership, suspicions: Suspicions) -> None:
+    def __init__(
+        self,
+        me: NodeId,
+        membership: Membership,
+        suspicions: Suspicions,
+        own_delay: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._own_delay = own_delay
         self._me = me
         self._membership = membership
         self._suspicions = suspicions
         self._unsent: list[NodeId] = list(suspicions.urgent)
-        self._audience = _FIRST_AUDIENCE
+        self._receiver_count = _FIRST_RECEIVERS
         self._pause = _FIRST_PAUSE
         self.again: float | None = None  # when suspicions are sent again
         self._forwarded: set[tuple[NodeId, NodeId]] = set()
@@ -190,15 +202,24 @@ class SuspicionBroadcast:
         """`repeat`: send them again while a suspicion is urgent."""
         nodes, self._unsent = self._unsent, []
         if self.again is not None and now >= self.again:
-            self._audience, self._pause = 2 * self._audience, min(2 * self._pause, _MAX_PAUSE)
+            self._receiver_count, self._pause = 2 * self._receiver_count, min(2 * self._pause, _MAX_PAUSE)
             self.again, nodes = None, list(self._suspicions.urgent)
         if not repeat or self._suspicions.urgent_since is None:
             self.again = None
         elif self.again is None:
-            self.again = now + self._pause
+            self._postpone(now)
         receivers = self._lowest() if nodes else []
         messages = [self._message(node) for node in nodes if node in self._suspicions]
         return [SendMessage(receiver, message) for message in messages for receiver in receivers]
+
+    def saw_proposal(self, now: float) -> None:
+        """A member proposes: others need not be informed, each over a new link, unless that takes long."""
+        if self.again is not None:
+            self._postpone(now)
+
+    def _postpone(self, now: float) -> None:
+        # A node without evidence of its own waits for this, so that a delay of this node at most doubles the pause.
+        self.again = now + self._pause + min(self._pause, self._own_delay())
 
     def forward(self, message: Suspect) -> list[SendMessage]:
         """Inform the suspect, once for each reporter."""
@@ -214,7 +235,7 @@ class SuspicionBroadcast:
         # The lowest ranks that are reachable, without mine.
         found: list[NodeId] = []
         for member in self._membership.members:
-            if len(found) == self._audience:
+            if len(found) == self._receiver_count:
                 break
             if member.node != self._me and member.node not in self._suspicions:
                 found.append(member.node)

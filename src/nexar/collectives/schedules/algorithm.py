@@ -12,7 +12,7 @@ from nexar.topology import FULL_MESH
 
 
 class Shape(NamedTuple):
-    """Input of a schedule, equal on all ranks except `rank` and the spans of all_to_all_v."""
+    """Input of a schedule, equal on all ranks except `rank`."""
 
     rank: int
     size: int
@@ -22,26 +22,16 @@ class Shape(NamedTuple):
     segment: int = 0
     """Elements of a pipeline segment; 0: none."""
     spans: tuple[Span, ...] | None = None
-    """Unequal blocks; for all_to_all_v of the input, then of the output."""
+    """The shares of reduce_scatter_v; None: nearly equal ones."""
     topology: str = FULL_MESH
 
     @property
     def blocks(self) -> tuple[Span, ...]:
-        return self.spans or equal(self.count, self.size)
+        return equal(self.count, self.size)
 
     @property
     def shares(self) -> tuple[Span, ...]:
         return self.spans or split(self.count, self.size)
-
-    @property
-    def inputs(self) -> tuple[Span, ...]:
-        """In buffer 0."""
-        return self.blocks[: self.size]
-
-    @property
-    def outputs(self) -> tuple[Span, ...]:
-        """In buffer 1."""
-        return self.blocks[-self.size :]
 
 
 def no_buffers(_: Shape) -> tuple[int, ...]:
@@ -74,7 +64,7 @@ class Algorithm(NamedTuple):
     """Sizes of buffers 1 …."""
     ordered: bool = True
     """Combines in rank order: the reduction need not commute."""
-    folds: bool = True
+    left_fold: bool = True
     """One left fold over all ranks: bit-identical results."""
     single_fold: bool = False
     """One rank combines all operands of an element, so it is rounded once."""
@@ -97,12 +87,12 @@ def share_buffer(s: Shape) -> tuple[int, ...]:
 
 def output_buffer(s: Shape) -> tuple[int, ...]:
     """Buffer 1 is the output."""
-    return (max(span.stop for span in s.outputs),)
+    return (s.size * s.count,)
 
 
 def commutative(make: Callable[[Shape], Iterator[Step]], cost: CostFormulas) -> Algorithm:
     """Only for commutative reductions."""
-    return Algorithm(make, cost, ordered=False, folds=False)
+    return Algorithm(make, cost, ordered=False, left_fold=False)
 
 
 def ordered(
@@ -111,7 +101,7 @@ def ordered(
     buffers: Callable[[Shape], tuple[int, ...]] = no_buffers,
 ) -> Algorithm:
     """Not one left fold."""
-    return Algorithm(make, cost, buffers, folds=False)
+    return Algorithm(make, cost, buffers, left_fold=False)
 
 
 def single_fold(

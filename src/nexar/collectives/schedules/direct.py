@@ -21,11 +21,11 @@ def direct_all_gather(rank: int, size: int, spans: Sequence[Span]) -> Iterator[S
     yield Step(sends, tuple(RecvStep(peer, part(spans[peer]), 0, Combine.COPY) for peer in _others(rank, size)))
 
 
-def direct_all_to_all(rank: int, size: int, inputs: Sequence[Span], outputs: Sequence[Span]) -> Iterator[Step]:
-    """Block i of `inputs` (buffer 0) goes to rank i; block i of `outputs` (buffer 1) comes from it."""
-    sends = tuple(SendStep(peer, part(inputs[peer]), 0) for peer in _others(rank, size))
-    receives = tuple(RecvStep(peer, part(outputs[peer], 1), 0, Combine.COPY) for peer in _others(rank, size))
-    yield Step(sends, receives, (LocalCopy(part(outputs[rank], 1), part(inputs[rank]), Combine.COPY),))
+def direct_all_to_all(rank: int, size: int, blocks: Sequence[Span]) -> Iterator[Step]:
+    """Block i of buffer 0 goes to rank i; block i of buffer 1 comes from it."""
+    sends = tuple(SendStep(peer, part(blocks[peer]), 0) for peer in _others(rank, size))
+    receives = tuple(RecvStep(peer, part(blocks[peer], 1), 0, Combine.COPY) for peer in _others(rank, size))
+    yield Step(sends, receives, (LocalCopy(part(blocks[rank], 1), part(blocks[rank]), Combine.COPY),))
 
 
 def gather_fold(rank: int, size: int, count: int) -> Iterator[Step]:

@@ -101,11 +101,11 @@ def pairwise_reduce_scatter(rank: int, size: int, spans: Sequence[Span]) -> Iter
         yield Step((SendStep(above, part(spans[above]), 0),), (RecvStep(below, part(spans[rank]), 0, Combine.BEFORE),))
 
 
-def pairwise_all_to_all(rank: int, size: int, inputs: Sequence[Span], outputs: Sequence[Span]) -> Iterator[Step]:
+def pairwise_all_to_all(rank: int, size: int, blocks: Sequence[Span]) -> Iterator[Step]:
     """As direct_all_to_all."""
-    yield Step(then=(LocalCopy(part(outputs[rank], 1), part(inputs[rank]), Combine.COPY),))
+    yield Step(then=(LocalCopy(part(blocks[rank], 1), part(blocks[rank]), Combine.COPY),))
     for distance in range(1, size):
         above, below = (rank + distance) % size, (rank - distance) % size
         yield Step(
-            (SendStep(above, part(inputs[above]), 0),), (RecvStep(below, part(outputs[below], 1), 0, Combine.COPY),)
+            (SendStep(above, part(blocks[above]), 0),), (RecvStep(below, part(blocks[below], 1), 0, Combine.COPY),)
         )

@@ -307,7 +307,7 @@ class RelayedCarrier(Carrier):
         self.avoid: frozenset[NodeId] = frozenset()  # nodes that could not forward since the last membership
         # Why there is no route: nothing is sent before a direct connection to the peer exists. None if there is a
         # route.
-        self.stranded: str | None = None
+        self.no_route: str | None = None
         self.last_heard_route: tuple[NodeId, ...] | None = None  # the reverse route of the last frame from the peer
         self.probe_at: float | None = None  # when to probe, if nothing is acknowledged before
         self.probes = 0  # unanswered probes

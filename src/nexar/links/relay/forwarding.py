@@ -8,8 +8,8 @@ Held frames: their source is not a member here yet, or may be an impostor. Sourc
 optimisation, bounded per delivering neighbour: one cannot displace frames of others.
 
 Rerouting: hops fail long before the membership changes, so a broken route is replaced. If none is left, this node
-connects directly: a live member must not be lost because others fail. Meanwhile the carrier is stranded, and its frames
-wait.
+connects directly: a live member must not be lost because others fail. Meanwhile the carrier has no route, and its
+frames wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RefusedSource(Enum):
 
 
 class MeshView(Protocol):
-    """The mesh, as a relay sees it. Called under the relay's lock, except `welcome` and `investigate`. Never blocks.
+    """The mesh, as a relay sees it. Called under the relay's lock, except `accept_link`, `investigate`. Never blocks.
 
     A protocol because cluster/, a higher layer, implements it.
     """
@@ -60,7 +60,7 @@ class MeshView(Protocol):
         closes.
         """
 
-    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
+    def accept_link(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
         """Accept the first frame of a link: return its carrier, or a reason for the source. Driver thread."""
 
     def investigate(self, header: RelayHeader) -> bool:
@@ -377,7 +377,7 @@ class Rerouting:
             route = carrier.last_heard_route  # the peer reaches this node through there
         if route is not None:
             self._take(carrier, route)
-        elif carrier.stranded is None:
+        elif carrier.no_route is None:
             self._strand(carrier, why)
 
     def take_last_heard(self, carrier: RelayedCarrier) -> None:
@@ -388,34 +388,34 @@ class Rerouting:
     def take_direct(self, carrier: RelayedCarrier) -> None:
         """The peer sent directly: the best route, and maybe the only one on which it trusts this node."""
         straight = self._node, carrier.peer_id
-        if carrier.route != straight or carrier.stranded is not None:
+        if carrier.route != straight or carrier.no_route is not None:
             self._take(carrier, straight)
 
     def opened(self, node: NodeId) -> None:
         """Continue a carrier that waited for this connection."""
         carrier = self._carriers.get(node)
-        if carrier is not None and carrier.stranded is not None:
+        if carrier is not None and carrier.no_route is not None:
             carrier.avoid -= {node}
-            self.reroute(carrier, carrier.stranded)
+            self.reroute(carrier, carrier.no_route)
 
     def unreachable(self, node: NodeId, cause: str) -> None:
         carrier = self._carriers.get(node)
-        if carrier is not None and carrier.stranded is not None:
-            self._lose(carrier, f"{carrier.stranded}, and the direct connection failed: {cause}")
+        if carrier is not None and carrier.no_route is not None:
+            self._lose(carrier, f"{carrier.no_route}, and the direct connection failed: {cause}")
 
     def removed(self, carrier: RelayedCarrier) -> None:
         self._run_soon(partial(carrier.fail, CarrierLost("peer", "it is no longer a member")))
 
     def _take(self, carrier: RelayedCarrier, route: tuple[NodeId, ...]) -> None:
-        """Resend what the old route may have lost; a stranded carrier always does."""
-        if route != carrier.route or carrier.stranded is not None:
+        """Resend what the old route may have lost; a carrier without a route always does."""
+        if route != carrier.route or carrier.no_route is not None:
             carrier.route = route
             carrier.outgoing.send_again()
-        carrier.stranded = None
+        carrier.no_route = None
         self._mark_ready(carrier)
 
     def _strand(self, carrier: RelayedCarrier, why: str) -> None:
-        carrier.stranded = why
+        carrier.no_route = why
         if not self._mesh.connect(carrier.peer_id, why):
             self._lose(carrier, why)
 

@@ -71,7 +71,7 @@ class Drain:
         ]
 
     def _needs_probe(self, carrier: RelayedCarrier) -> bool:
-        sent = carrier.stranded is None and carrier.outgoing.unacked
+        sent = carrier.no_route is None and carrier.outgoing.unacked
         return bool(sent) and self._probed.get(carrier) != _position(carrier)
 
 
@@ -144,7 +144,7 @@ class Relay:
         self._notices = RelayNotices(mesh, self._neighbours)
         self._rerouting = Rerouting(node, mesh, self._carriers, mark_ready=self.mark_ready, run_soon=progress.run_soon)
         self._idle = threading.Condition(self.lock)  # notified when nothing can be sent now
-        self.relayed = 0  # frames of others that this node forwarded
+        self.forwarded = 0  # frames of others; in stats() "passed_on", a public key
         self.refused = 0  # frames of others without a next hop
         # Invalid or untrusted frames for this node. The neighbour that delivers them may be innocent, so nobody is
         # blamed.
@@ -153,8 +153,8 @@ class Relay:
 
     @property
     def in_use(self) -> bool:
-        """Whether it ever relayed anything. Also without the lock."""
-        return bool(self._carriers or self._held or self.relayed)
+        """Whether it ever forwarded or sent anything. Also without the lock."""
+        return bool(self._carriers or self._held or self.forwarded)
 
     # -- carriers --------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Relay:
                 self._arrived(header, carried)
             else:
                 self._forward(link, header, body)
-        elif frame.kind == FrameKind.ROOM:
+        elif frame.kind == FrameKind.RELAY_CREDIT:
             with self.lock:
                 neighbour = self._neighbours.using(link)
                 if neighbour is not None:
@@ -325,7 +325,7 @@ class Relay:
             advance(moved, hops + 1)
             self._neighbours.put(neighbour, QueuedFrame(hops + 1, moved, sender))
             neighbour.remember(back)
-            self.relayed += 1
+            self.forwarded += 1
 
     def _sender_of(self, link: Link) -> NeighbourQueue:
         """Under the lock."""
@@ -371,7 +371,7 @@ class Relay:
             self._handle_frame(carrier, header, carried)
 
     def _welcome(self, header: RelayHeader, carried: memoryview) -> RelayedCarrier | None:
-        answer = self._mesh.welcome(header)
+        answer = self._mesh.accept_link(header)
         if isinstance(answer, RelayedCarrier):
             return answer
         with self.lock:
@@ -450,7 +450,7 @@ class Relay:
     def _next_own(self, carrier: RelayedCarrier) -> Forward | None:
         """One frame; then the next carrier has its turn."""
         self._ready.pop(carrier, None)
-        if carrier.stranded is not None:
+        if carrier.no_route is not None:
             return None
         neighbour = self._neighbours.get_or_open(carrier.route[1])
         if neighbour is None:

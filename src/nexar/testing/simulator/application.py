@@ -27,6 +27,7 @@ from nexar.cluster.decisions.successor_events import (
     Superseded,
 )
 from nexar.cluster.membership import WORLD, Membership
+from nexar.testing.simulator.agree_calls import AgreeCalls, AgreeResult
 from nexar.testing.simulator.generations import CallResult, Generations, Host, PeerLossError, SimulatedGeneration
 from nexar.testing.simulator.world import RECOVERY_TIMEOUT, SimulationContext
 from nexar.types import NodeId, Rank
@@ -34,6 +35,8 @@ from nexar.types import NodeId, Rank
 _SHRINK_INTERVAL: Final = 1.0
 _SHRINK_SECONDS: Final = 2 * RECOVERY_TIMEOUT  # after which the user gives up a communicator
 _SPLIT, _GROUP = range(2)
+_USUAL_AGREEING: Final = 6  # members
+_AFTER_ERROR: Final = -1  # instead of the number of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class ApplicationPlan:
     """Probability that a communicator is closed after a call."""
     interval: float = 2.5
     """Seconds between two calls."""
+    agrees: float = 0.0
+    """Probability that the members agree on a value after a call, and after an error."""
 
     def parts(self, generation: SimulatedGeneration, number: int) -> Iterator[tuple[int, tuple[Rank, ...]]]:
         """Id and ranks of each communicator that this call makes."""
@@ -70,6 +75,11 @@ class ApplicationPlan:
         """Seconds after this call."""
         return self.interval * (0.5 + Random(f"{self.seed}/pause/{key}/{number}").random())
 
+    def agrees_after(self, generation: SimulatedGeneration, number: int) -> bool:
+        """Less often in large communicators: every member proposes, so a call takes the square of their number."""
+        chance = self.agrees * min(1.0, _USUAL_AGREEING / generation.size)
+        return Random(f"{self.seed}/agree/{generation.key}/{number}").random() < chance
+
     def closes_after(self, key: GenerationKey, number: int) -> bool:
         return key.communicator != WORLD and Random(f"{self.seed}/close/{key}/{number}").random() < self.closes
 
@@ -89,6 +99,7 @@ class _Task:
         self.made_by = made_by  # the call on the world that made it
         self.shrinks_until: float | None = None
         self.turn = 0  # an older scheduled turn is void
+        self.agreed_after_error: GenerationKey | None = None
 
 
 class ApplicationHost(Host, Protocol):
@@ -98,6 +109,12 @@ class ApplicationHost(Host, Protocol):
     def epoch(self) -> int: ...
 
     def suspects(self) -> frozenset[NodeId]: ...
+
+    @property
+    def agree_calls(self) -> AgreeCalls | None: ...
+
+    def fail(self) -> None:
+        """An exception ends the process."""
 
     def is_concerned(self, key: GenerationKey) -> bool:
         """A decided change gives it a successor that is not given up."""
@@ -134,6 +151,9 @@ class Application:
 
     def opened(self, generation: SimulatedGeneration) -> None:
         communicator = generation.key.communicator
+        if self._member.agree_calls is not None:
+            voters = frozenset(member.node for member in generation.membership.members)
+            self._member.agree_calls.opened(generation.key, voters)
         if communicator not in self._tasks:
             task = self._tasks[communicator] = _Task(generation, self._made_by.pop(communicator, None))
             self._schedule(task, self._pause(task.generation))
@@ -141,8 +161,11 @@ class Application:
     def begin_failed(self, communicator: int, membership: Membership, failure: BuildFailure) -> None:
         """A joiner tries again with the next membership, as `begin_world` does."""
         self._made_by.pop(communicator, None)
-        if communicator == WORLD and failure.kind is not BuildFailureKind.REJECTED:
-            if failure.kind is BuildFailureKind.PEER_LOST and not self._world.is_manual:
+        is_lost = failure.kind is BuildFailureKind.PEER_LOST
+        if is_lost and self._world.policy == "abort":
+            self._member.fail()
+        elif communicator == WORLD and failure.kind is not BuildFailureKind.REJECTED:
+            if is_lost and self._world.policy == "automatic":
                 key = GenerationKey(WORLD, membership.epoch)
                 self._member.handle(MemberNeeded(key, failure.nodes[0], failure.cause, membership))
             self._member.after(0.2, lambda: self._begin_again(membership))
@@ -162,10 +185,37 @@ class Application:
             self._completed(task, number)
         elif isinstance(result, RevokedBy) and result.closed:
             self._close(task)
+        elif isinstance(result, PeerLossError) and self._world.policy == "abort":
+            self._member.fail()
         else:
             if isinstance(result, PeerLossError) and self._world.is_manual:
                 task.shrinks_until = self._world.timeline.now + _SHRINK_SECONDS
+            self._failed(task)
+
+    def _failed(self, task: _Task) -> None:
+        """Once for each generation, the members agree on what to do about an error."""
+        key = task.generation.key
+        if task.agreed_after_error != key and self._program.agrees_after(task.generation, _AFTER_ERROR):
+            task.agreed_after_error = key
+            self._agree(task)
+        else:
             self._schedule(task, 0.05 * self._random.random())
+
+    def _agree(self, task: _Task) -> None:
+        """The next turn comes after the result, whatever it is."""
+        calls, generation = self._member.agree_calls, task.generation
+        if calls is None:
+            return
+        task.turn += 1
+        turn = task.turn
+
+        def done(_: AgreeResult) -> None:
+            if task.turn == turn:
+                self._schedule(task, self._pause(task.generation))
+
+        generation.agreements += 1
+        instance = (*generation.key, generation.agreements)
+        calls.call(instance, f"{self._member.node} in {instance}".encode(), done)
 
     def _completed(self, task: _Task, number: int) -> None:
         generation = task.generation
@@ -175,6 +225,8 @@ class Application:
                 self.generations.begin(communicator, _members_of(generation.membership, ranks))
         if self._program.closes_after(generation.key, number):
             self._close(task)
+        elif self._program.agrees_after(generation, number):
+            self._agree(task)
         else:
             self._schedule(task, self._pause(task.generation))
 
@@ -226,7 +278,12 @@ class Application:
 
     def _release(self, generation: SimulatedGeneration) -> None:
         self.generations.release(generation)
+        self._end_agreements(generation)
         self._member.handle(Released(generation.key))
+
+    def _end_agreements(self, generation: SimulatedGeneration) -> None:
+        if self._member.agree_calls is not None:
+            self._member.agree_calls.closed(generation.key)
 
     def _roll_back(self, key: GenerationKey, completed: int | None) -> None:
         """Gives up communicators that not all members made."""
@@ -262,6 +319,7 @@ class Application:
             newest = self.generations.find(generation.outcome.successor)
             self._release(generation)
             generation = newest or generation
+        self._end_agreements(generation)
         self.generations.close(generation)
 
     def close_one(self, random: Random) -> bool:

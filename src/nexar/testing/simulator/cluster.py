@@ -1,6 +1,7 @@
 """The nodes of a simulation, and the conditions at its end.
 
-When faults have ended and a majority of the present membership is alive:
+Under the policy `abort` a loss ends the communicators of all nodes. Otherwise, when faults have ended and a majority of
+the present membership is alive:
 
 - its living members are in its epoch, and no member is dead;
 - no two members are cut off from each other;
@@ -76,7 +77,13 @@ class SimulatedCluster:
 
     def _add_member(self, node: NodeId, clock: tuple[float, float]) -> SimulatedMember:
         member_added = SimulatedMember(
-            self.world, node, self._machine_factory, rate=clock[0], ahead=clock[1], program=self._program
+            self.world,
+            node,
+            self._machine_factory,
+            rate=clock[0],
+            ahead=clock[1],
+            program=self._program,
+            fails=self.fail,
         )
         self.world.links.ends[node] = member_added
         self.members[node] = self.world.nodes[node] = member_added
@@ -119,14 +126,29 @@ class SimulatedCluster:
     def leave(self, node: NodeId) -> None:
         member = self.members[node]
         if member.running:
+            member.has_left = True
             member.die("it leaves")
             peers = [each.node for each in self.last.members]
             self.world.links.process_ended(node, "it has left", left=True, peers=peers)
             self._notify(member, Loss(LossKind.LEFT, "it has left"), willing=True)
 
+    def close(self, node: NodeId, seconds: float) -> None:
+        """Its user closes the node. Its process ends later."""
+        self.members[node].close()
+        self.world.timeline.after(seconds, lambda: self.leave(node))
+
+    def fail(self, node: NodeId) -> None:
+        """An exception ends the process, which says so."""
+        member = self.members[node]
+        if member.running:
+            member.die("an exception ends it")
+            self.world.links.process_ended(node, "it raised")
+            self._notify(member, Loss(LossKind.RAISED, "it raised"), willing=False)
+
     def _notify(self, gone: SimulatedMember, loss: Loss, *, willing: bool) -> None:
-        """Notifies the watchers, or all members if it announced its departure."""
-        others = [each.node for each in self.last.members] if willing else gone.connected_peers()
+        """Notifies the watchers, or all members if it announced its end."""
+        is_announced = willing or loss.kind is LossKind.RAISED
+        others = [each.node for each in self.last.members] if is_announced else gone.connected_peers()
         for other in others:
             listener = self.members[other]
             if other != gone.node and self.world.network.open(gone.node, other):
@@ -208,11 +230,26 @@ def unmet_conditions(cluster: SimulatedCluster) -> Iterator[str]:
     present = present_membership(cluster)
     if present is None:
         return
+    if cluster.world.policy == "abort" and (lost := _lost_members(cluster)):
+        for node in _continuing(cluster):
+            yield f"node {node} continues although nodes {lost[:3]} are lost"
+        return
     if majority_lives(cluster, present):
         yield from _member_conditions(cluster, present)
     else:
         yield from _minority_conditions(cluster, present)
     yield from _outsider_conditions(cluster, present)
+
+
+def _lost_members(cluster: SimulatedCluster) -> list[NodeId]:
+    """Those that died, or ended their communicators because of a loss."""
+    return [node for node, each in cluster.members.items() if each.is_aborted or each.is_lost]
+
+
+def _continuing(cluster: SimulatedCluster) -> Iterator[NodeId]:
+    for node, each in cluster.members.items():
+        if each.alive and each.epoch and not (each.is_aborted or each.is_expelled):
+            yield node
 
 
 def present_membership(cluster: SimulatedCluster) -> Membership | None:

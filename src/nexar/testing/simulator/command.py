@@ -1,4 +1,4 @@
-"""Runs many simulations: `python -m nexar.testing.simulator --seeds 0:10000 --nodes 5..50 --jobs 2`."""
+"""Runs many simulations: `python -m nexar.testing.simulator --seeds 0:20000 --nodes 5..50`, on all cores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _workers(given.jobs, len(runs)) as outcomes:
         for outcome in outcomes(runs):
             summary.add(outcome, verbose=given.verbose or given.record or len(runs) == 1)
-    _write(f"{summary} in {time.monotonic() - began:.0f} s")
+    _write(summary.line(time.monotonic() - began))
     return 1 if summary.broken else 0
 
 
@@ -53,19 +54,23 @@ class _Summary:
         self.broken = 0
         self._shrinks = shrinks
         self._runs = self._events = self._epochs = 0
+        self._laws: Counter[str] = Counter()
 
     def add(self, outcome: SimulationResult, *, verbose: bool) -> None:
         self._runs += 1
         self._events += outcome.events
         self._epochs += outcome.epochs - 1
         self.broken += bool(outcome.broken)
+        self._laws.update([outcome.law] if outcome.broken else [])
         if verbose or (outcome.broken and self.broken <= _SHOWN):
             _write(f"{outcome}\n" if outcome.broken else f"{outcome}")
         if outcome.broken and self.broken == 1 and self._shrinks:
             _write(f"{shrink(outcome, seconds=_SHRINK_SECONDS) or 'the law is not violated again'}\n")
 
-    def __str__(self) -> str:
-        return f"{self._runs} runs, {self._epochs} changes, {self._events} events; laws broken in {self.broken} runs"
+    def line(self, seconds: float) -> str:
+        laws = ", ".join(f"{law} ({count})" for law, count in self._laws.most_common()) or "none"
+        did = f"{self._runs} seeds, {self._epochs} changes, {self._events} events"
+        return f"{did} in {seconds:.0f} s; violated laws: {laws}"
 
 
 @contextmanager
@@ -86,13 +91,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nodes", type=_nodes, default=(5, 50), metavar="LEAST..MOST", help="number of nodes, or a range"
     )
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="number of processes")
+    parser.add_argument("--jobs", type=int, default=_cores(), help="number of processes; default: all cores")
     parser.add_argument("--verbose", action="store_true", help="print a line for every run")
     parser.add_argument("--record", action="store_true", help="print every event of every run")
     parser.add_argument(
         "--no-shrink", action="store_true", help="do not look for the shortest history that violates a law"
     )
     return parser
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _seeds(text: str) -> tuple[int, int]:

@@ -20,9 +20,11 @@ from nexar.types import NodeId
 COMMUNICATOR_FAULTS: Final = (
     "one_dies_in_a_build", "another_dies_in_a_build", "one_stops_in_a_build", "one_closes_in_a_build", "one_closes",
     "one_revokes", "one_revokes_a_new_generation", "two_revoke", "notices_are_lost", "notices_are_forged",
-    "renewal_is_requested", "one_leaves_quietly", "one_leaves_quietly",
+    "notices_flood_one", "renewal_is_requested", "one_leaves_quietly", "one_leaves_quietly", "one_closes_its_node",
+    "one_closes_its_node_in_a_build",
 )  # fmt: skip
 """Names of methods; one that is listed twice is drawn twice as often."""
+_FLOOD: Final = 80  # notices
 _STEPS: Final = (0, 0, 1, 1, 2, 3, LAST_STEP, LAST_STEP)
 
 
@@ -154,6 +156,20 @@ class CommunicatorFaults:
         elif self._may_lose(1):
             self._cluster.leave(node)
 
+    def one_closes_its_node(self, random: Random) -> None:
+        """While calls, builds and agreements run."""
+        living = self._cluster.running()
+        if living:
+            self._close_node(random.choice(living).node, random)
+
+    def one_closes_its_node_in_a_build(self, random: Random) -> None:
+        self._set_trap(random, lambda node, _: self._close_node(node, random))
+        self._start_builds(random)
+
+    def _close_node(self, node: NodeId, random: Random) -> None:
+        if self._may_lose(1):
+            self._cluster.close(node, random.choice([0.0, 0.3, 2.0]))
+
     # -- notices
 
     def notices_are_lost(self, random: Random) -> None:
@@ -171,6 +187,15 @@ class CommunicatorFaults:
             generations = [] if member.application is None else member.application.generations.open_generations()
             for generation in random.sample(generations, min(2, len(generations))):
                 member.handle(_forged(random, generation, self._cluster.members))
+
+    def notices_flood_one(self, random: Random) -> None:
+        """A member tells another one of more generations than it may remember."""
+        living = self._cluster.running()
+        if living:
+            receiver, sender = random.choice(living), random.choice(living).node
+            for number in range(_FLOOD):
+                key = GenerationKey(random.getrandbits(62), self._cluster.last.epoch + number % 3)
+                receiver.handle(RevokeReceived(sender, key, 0, "flood", closed=random.random() < 0.5))
 
     def _applications(self, random: Random, count: int) -> list[Application]:
         found = [each.application for each in self._cluster.running() if each.application is not None]
@@ -314,7 +339,7 @@ class FaultInjector:
     def _missing(self) -> int:
         """Members that are dead or about to die."""
         found = [self._cluster.members[member.node] for member in self._cluster.last.members]
-        return sum(not member.alive or member.last_messages is not None for member in found)
+        return sum(not member.alive or member.is_closed or member.last_messages is not None for member in found)
 
     # -- pauses and delays
 

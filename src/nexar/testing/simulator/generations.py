@@ -85,6 +85,8 @@ class SimulatedGeneration:
         self.membership = membership
         self.rank = rank
         self.completed = NONE_COMPLETED
+        self.agreements = 0
+        """Calls of `agree()` here."""
         self.interrupted = False
         self.outcome: Outcome | None = None
         self.call: SimulatedCall | None = None
@@ -504,13 +506,14 @@ class Generations:
             self._call_failed(generation, awaited)
 
     def _call_failed(self, generation: SimulatedGeneration, node: NodeId) -> None:
-        """The call needs this member: it waits for the outcome, or fails under the manual policy."""
-        if self._world.is_manual:
-            self._host.investigate(node, "its link is lost")
-            self._end_call(generation, PeerLossError(node))
-        else:
+        """The call needs this member: it waits for the outcome, or fails under the other policies."""
+        if self._world.policy == "automatic":
             self._wait_for_outcome(generation, PeerLossError(node))
             self._host.handle(MemberNeeded(generation.key, node, "its link is lost"))
+            return
+        if self._world.is_manual:
+            self._host.investigate(node, "its link is lost")
+        self._end_call(generation, PeerLossError(node))
 
     # -- closing
 

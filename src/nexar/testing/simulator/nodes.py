@@ -22,6 +22,7 @@ from nexar.cluster.decisions.membership_events import (
     LossKind,
     MembershipAction,
     MembershipDecided,
+    MembershipInput,
     MembershipMessage,
     MessageReceived,
     NoProgress,
@@ -46,9 +47,13 @@ from nexar.cluster.decisions.successor_events import (
     OpenGeneration,
     SetOutcome,
     StartBuild,
+    Terminate,
+    Terminated,
+    TerminationKind,
 )
 from nexar.cluster.membership import Change, Membership
 from nexar.errors import NexarError
+from nexar.testing.simulator.agree_calls import AgreeCalls, is_agree_message
 from nexar.testing.simulator.application import Application, ApplicationPlan
 from nexar.testing.simulator.data_links import LinkFrame
 from nexar.testing.simulator.laws import Violation
@@ -62,7 +67,7 @@ from nexar.testing.simulator.world import (
     describe_key,
 )
 from nexar.types import NodeId
-from nexar.wire.control import Beat, Chosen
+from nexar.wire.control import Beat, Chosen, Instance
 
 _MIN_TICK_SECONDS: Final = 0.001  # between two ticks of one machine
 
@@ -207,7 +212,7 @@ class SimulatedNode:
     def _do(self, action: MembershipAction | NodeAction) -> None:
         match action:
             case SendMessage(node=node, message=message):
-                self._send_message(node, message)
+                self.send_message(node, message)
             case StartProbe(node=node):
                 self._probe(node)
             case MembershipDecided(change=change) | AdoptMembership(change=change):
@@ -220,7 +225,12 @@ class SimulatedNode:
                 self._world.timeline.record(f"{self.node} stalls: {len(action.alive)} of {action.needed}")
                 self._stalled()
 
-    def _send_message(self, node: NodeId, message: MembershipMessage) -> None:
+    def votes_in(self, instance: Instance) -> bool:
+        """Whether it would answer a ballot of this call of `agree()`."""
+        del instance
+        return False
+
+    def send_message(self, node: NodeId, message: MembershipMessage) -> None:
         if self.last_messages is not None:
             self.last_messages -= 1
             if self.last_messages < 0:
@@ -288,18 +298,29 @@ class SimulatedMember(SimulatedNode):
         rate: float = 1.0,
         ahead: float = 0.0,
         program: ApplicationPlan | None = None,
+        fails: Callable[[NodeId], None] = lambda _: None,
     ) -> None:
-        """`program`: what its application does; None: there is none, only recovery after a loss."""
+        """`program`: what its application does; None: there is none, only recovery after a loss. `fails` ends its
+        process after a loss under the policy `abort`.
+        """
         super().__init__(world, node, rate=rate, ahead=ahead)
         self.application: Application | None = None
         self.node_machine: NodeMachine | None = None
+        self.agree_calls: AgreeCalls | None = None
         self.is_expelled = False
         self.is_stalled = False
         """It reported NoProgress in its present epoch."""
+        self.is_aborted = False
+        """A loss ended all its communicators."""
+        self.has_left = False
+        """It said goodbye."""
+        self.is_closed = False
+        """Its user closed it; its process still runs."""
         self.broken: set[NodeId] = set()
         """Peers that will come back on a new connection."""
         self._machine_factory = machine_factory
         self._program = program
+        self._fails = fails
         self._early_frames: list[tuple[NodeId, LinkFrame]] = []  # that came before it is a member
         self._left: set[NodeId] = set()  # nodes that said goodbye
         self._investigated: set[NodeId] = set()
@@ -332,9 +353,15 @@ class SimulatedMember(SimulatedNode):
         """In the time of its clock, unless it has died."""
         self._world.timeline.after(seconds / self._rate, lambda: self.when_running(action))
 
+    @property
+    def is_lost(self) -> bool:
+        """It died while it was a member, without leaving."""
+        return not self.alive and not self.has_left and self.node_machine is not None and not self.is_expelled
+
     def die(self, why: str) -> None:
         super().die(why)
         self._world.successor_laws.died(self.node)
+        self._world.agreement_laws.died(self.node)
 
     # -- membership
 
@@ -345,6 +372,8 @@ class SimulatedMember(SimulatedNode):
         self._world.successor_laws.enters(self.node, membership.epoch)
         self._update_watchers(membership)
         if self._program is not None:
+            limits = self._world.agreement_limits
+            self.agree_calls = AgreeCalls(self._world, self, limits, membership)
             self.application = Application(self._world, self, self._program, Random(random.getrandbits(64)))
             self.application.start(membership)
             for sender, frame in self._early_frames:
@@ -370,6 +399,8 @@ class SimulatedMember(SimulatedNode):
 
     def _expelled(self) -> None:
         self.is_expelled = True
+        if self.agree_calls is not None:
+            self.agree_calls.end_all()
         self._world.successor_laws.died(self.node)
 
     def _stalled(self) -> None:
@@ -379,7 +410,7 @@ class SimulatedMember(SimulatedNode):
 
     def _heartbeat(self) -> None:
         """A stopped process sends none until it continues."""
-        if not self.alive or self.is_expelled:
+        if not self.alive or self.is_expelled or self.is_closed:
             return
         if self.paused:
             self._held.append(self._heartbeat)
@@ -462,12 +493,59 @@ class SimulatedMember(SimulatedNode):
         return self._world.reaches(self.node, node)
 
     def find(self, node: NodeId) -> None:
+        if self.agree_calls is not None:
+            self.agree_calls.voter_reachable(node)
         self.handle(PeerReachable(node, node in self._world.links.ends and self._world.links.replace(self.node, node)))
+
+    # -- the end of all communicators
+
+    def handle(self, event: NodeInput) -> None:
+        """A closed node takes part in no vote."""
+        if not (self.is_closed and isinstance(event, MembershipInput)):
+            super().handle(event)
+
+    def close(self) -> None:
+        """Its user closes the node."""
+        if self.running and self.node_machine is not None and not self.is_closed:
+            self._world.timeline.record(f"{self.node} is closed")
+            self._terminate(Terminated(TerminationKind.CLOSED))
+            self.is_closed = True
+
+    def _abort(self, node: NodeId, loss: Loss) -> None:
+        """Under the policy `abort` a loss ends all communicators, and an exception the process."""
+        if self._world.policy == "abort" and not self.is_aborted:
+            self.is_aborted = True
+            self._terminate(Terminated(TerminationKind.ABORTED, node=node, reason=loss.text))
+            self.fail()
+
+    def fail(self) -> None:
+        """An exception ends its process soon."""
+        self.after(self._world.random.choice([0.05, 1.0, 5.0]), lambda: self._fails(self.node))
+
+    def _terminate(self, cause: Terminated) -> None:
+        self.handle(Terminate(cause))
+        if self.agree_calls is not None:
+            self.agree_calls.end_all()
 
     # -- communicators
 
+    def receive(self, sender: NodeId, message: MembershipMessage) -> None:
+        if is_agree_message(message):
+            self.when_running(lambda: self._agree_message(sender, message))
+        else:
+            super().receive(sender, message)
+
+    def _agree_message(self, sender: NodeId, message: MembershipMessage) -> None:
+        if self.agree_calls is not None:
+            self.agree_calls.receive(sender, message)
+
+    def votes_in(self, instance: Instance) -> bool:
+        return self.agree_calls is not None and self.agree_calls.votes_in(instance)
+
     def _do(self, action: MembershipAction | NodeAction) -> None:
         super()._do(action)
+        if isinstance(action, AdoptMembership) and self.agree_calls is not None:
+            self.agree_calls.adopted(action.change, action.after)
         if isinstance(action, Investigate):
             self.investigate(action.node, action.cause)
         elif self.application is not None:
@@ -505,13 +583,21 @@ class SimulatedMember(SimulatedNode):
     def left(self, node: NodeId) -> None:
         """The node said goodbye."""
         self._left.add(node)
+        self._voter_lost(node, _LEFT)
         self.handle(PeerLossFound(node, _LEFT, willing=True))
 
     def lose(self, node: NodeId, loss: Loss) -> None:
         """This node gives up another one."""
+        self._voter_lost(node, loss)
+        self._abort(node, loss)
         self.handle(PeerLossFound(node, loss))
         if node in self._world.links.ends:
             self._world.links.lose(self.node, node, loss.text)
+
+    def _voter_lost(self, node: NodeId, loss: Loss) -> None:
+        """Under the manual policy no member is removed before the user asks."""
+        if self.agree_calls is not None and self._world.is_manual:
+            self.agree_calls.voter_lost(node, loss.text)
 
     def investigate(self, node: NodeId, cause: str) -> None:
         """Probes a member after a hint, and dials it again if only its link is broken."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from nexar.cluster.decisions.agreement_instances import DEFAULT_LIMITS, AgreementLimits
 from nexar.cluster.decisions.node_machine import NodeMachine
 from nexar.cluster.membership import Change, Membership
 from nexar.testing.simulator.application import ApplicationPlan
@@ -26,6 +27,7 @@ from nexar.testing.simulator.world import (
     PROBE_TIMEOUT,
     RECOVERY_TIMEOUT,
     REMEMBERED,
+    RecoveryPolicy,
     SimulatedNetwork,
     SimulationContext,
     Timeline,
@@ -36,6 +38,8 @@ SETTLE_TIMEOUT: Final = 180.0  # seconds of virtual time after the last fault
 CALL_BOUND: Final = 1.5 * RECOVERY_TIMEOUT / SLOWEST_CLOCK + 15.0
 """Seconds after which a call must have ended: the longest wait by the slowest clock, after the loss was noticed."""
 _CHECK_INTERVAL: Final = 2.0
+_SMALL_LIMITS: Final = AgreementLimits(kept=3, ahead=3, distance=8)
+"""With which instances of `agree()` are forgotten in a run."""
 _MOST_EVENTS: Final = 50_000
 _MOST_EVENTS_EACH: Final = 4_000  # per node: many times the usual
 
@@ -94,21 +98,22 @@ class Simulation:
         first = first_membership(nodes, random, has_seed=random.random() < 0.9)
         self._keeps_all = remembered is None
         self._only = only
-        self._is_manual = random.random() < 0.15
+        self._policy = random_policy(random)
         self._applied = ChangeCache()
         self._timeline = Timeline(remembered)
         network = SimulatedNetwork(self._timeline, Random(random.getrandbits(64)))
         most = _MOST_EVENTS + nodes * _MOST_EVENTS_EACH
         world = SimulationContext(
-            self._timeline, network, Laws(first), Random(random.getrandbits(64)), most, self._is_manual
+            self._timeline, network, Laws(first), Random(random.getrandbits(64)), most, self._policy
         )
+        world.agreement_limits = random.choice([DEFAULT_LIMITS, _SMALL_LIMITS])
         self.cluster = SimulatedCluster(
             world, machine_factory or self._make, voter_factory or seed_voter, random_program(random)
         )
         self.faults = FaultInjector(self.cluster, Random(random.getrandbits(64)))
 
     def _make(self, node: NodeId, membership: Membership, random: Random) -> NodeMachine:
-        return node_machine(node, membership, random, active=not self._is_manual, apply=self._applied)
+        return node_machine(node, membership, random, active=self._policy == "automatic", apply=self._applied)
 
     def run(self) -> SimulationResult:
         try:
@@ -122,6 +127,7 @@ class Simulation:
         self.faults.plan(self._only)
         self._timeline.run_until(FAULT_SECONDS)
         self.faults.end()
+        self.cluster.world.agreement_laws.calm_since = self._timeline.now
         self._settle()
 
     def _settle(self) -> None:
@@ -139,8 +145,9 @@ class Simulation:
     def _unmet(self, calm: float) -> list[str]:
         unmet = list(unmet_conditions(self.cluster))
         if not unmet and self._continues():
-            laws = self.cluster.world.successor_laws
-            unmet = ["a call is pending"] if laws.has_pending(calm + _CHECK_INTERVAL, self._takes_part) else []
+            world = self.cluster.world
+            for laws in (world.successor_laws, world.agreement_laws):
+                unmet += ["a call is pending"] if laws.has_pending(calm + _CHECK_INTERVAL, self._takes_part) else []
             unmet += unmet_communicators(self.cluster)
         return unmet
 
@@ -164,6 +171,7 @@ class Simulation:
         if self._continues():
             calm = max(calm, self.cluster.world.laws.last_change)
             self.cluster.world.successor_laws.overdue(calm, CALL_BOUND, self._takes_part)
+            self.cluster.world.agreement_laws.overdue(calm, CALL_BOUND, self._takes_part)
 
     def _outcome(self, broken: str, concerned: tuple[NodeId, ...] = ()) -> SimulationResult:
         timeline = self._timeline
@@ -187,6 +195,14 @@ class ChangeCache:
         return self._known[key][1]
 
 
+def random_policy(random: Random) -> RecoveryPolicy:
+    """Mostly the default."""
+    draw = random.random()
+    if draw < 0.15:
+        return "manual"
+    return "abort" if draw < 0.25 else "automatic"
+
+
 def random_program(random: Random) -> ApplicationPlan:
     """What the applications of a run do. In some runs they make more communicators than a node builds at a time."""
     return ApplicationPlan(
@@ -195,6 +211,7 @@ def random_program(random: Random) -> ApplicationPlan:
         splits=random.choice([0.0, 0.2, 0.6]),
         closes=random.choice([0.0, 0.0, 0.05]),
         interval=random.choice([0.8, 2.0, 4.0, 8.0]),
+        agrees=random.choice([0.0, 0.2, 0.6]),
     )
 
 

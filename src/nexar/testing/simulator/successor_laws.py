@@ -12,11 +12,11 @@
 - Nobody waits for who closed: a node that closed a communicator neither builds nor opens a generation of it, and tells
   the others when a change concerns it.
 - Nobody waits for who left: a change aborts the builds that it concerns or whose members it removes.
-- Bounded: at most 16 successors are built at a time, a failed build is not repeated, and what the user released is
-  forgotten.
+- Bounded: at most 16 successors are built at a time, a failed build is not repeated, what the user released is
+  forgotten, and changes, closed communicators and early notices are remembered up to their limits.
 - Not handed out: a generation that was revoked before it is opened is revoked from the start.
 - Revocations are honest: the named rank has revoked, or closed, the generation.
-- A terminated node takes no part.
+- A terminated node takes no part: it ends all its calls and builds at once, and opens, builds and sends nothing more.
 - Calls end: with a result or an outcome, in time once the network is calm and a majority lives. Under the automatic
   policy an error of the link is no outcome: the time of the next call counts from the first one.
 
@@ -30,6 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from nexar.cluster.decisions import successor_state
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED, CompletedCalls
 from nexar.cluster.decisions.membership_events import SelfExpelled
 from nexar.cluster.decisions.successor_events import (
@@ -70,6 +71,7 @@ class _NodeState:
     def __init__(self) -> None:
         self.epoch = 0
         self.terminated = False
+        self.is_over = False  # its end was checked
         self.builds: dict[BuildId, StartBuild] = {}
         self.aborted: set[BuildId] = set()
         self.tried: set[GenerationKey] = set()
@@ -206,8 +208,8 @@ class SuccessorLaws:
             self._check_ancestors(node, state, key.communicator)
             if key in state.revoked_early and not isinstance(state.outcomes[key.communicator].get(key), RevokedBy):
                 raise Violation("not handed out", f"node {node} opens {key}, which was revoked before", node)
-        if isinstance(event, Terminate):
-            state.terminated = True
+        state.terminated = state.terminated or isinstance(event, Terminate)
+        self._check_end(node, state, actions)
 
     # -- changes
 
@@ -232,6 +234,8 @@ class SuccessorLaws:
     def _check_closing_notices(
         self, node: NodeId, state: _NodeState, action: AdoptMembership, actions: Sequence[object]
     ) -> None:
+        if state.terminated:
+            return  # it sends no notices; under the policy abort the others terminate too
         notices = [each for each in actions if isinstance(each, SendNotice) and each.closed] if state.closed else []
         for key in state.closed.values():
             told = {other for each in notices if each.key == key for other in each.nodes}
@@ -239,6 +243,20 @@ class SuccessorLaws:
             awaiting = {each for each in nodes if each != node and action.after.rank_of(each) is not None}
             if action.change.concerns(key.communicator, nodes) and not awaiting <= told:
                 raise Violation("nobody waits for who closed", f"node {node} does not say that it closed {key}", node)
+
+    def _check_end(self, node: NodeId, state: _NodeState, actions: Sequence[object]) -> None:
+        """The step that terminates a node ends everything."""
+        if state.is_over or not state.terminated:
+            return
+        state.is_over = True
+        for key in state.newest.values():
+            outcome = state.outcomes[key.communicator].get(key)
+            if state.is_in_use(key) and not isinstance(outcome, Terminated):
+                raise Violation("a terminated node takes no part", f"node {node} goes on with {key}", node)
+        aborted = {each.build for each in actions if isinstance(each, AbortBuild)} | state.aborted
+        for build, start in state.builds.items():
+            if build not in aborted:
+                raise Violation("a terminated node takes no part", f"node {node} goes on building {start.key}", node)
 
     def _expelled(self, node: NodeId, state: _NodeState, _: SelfExpelled) -> None:
         del node
@@ -408,8 +426,13 @@ class SuccessorLaws:
                     raise Violation("calls end", f"call {number} on {key} of node {node} is pending", node)
 
     def check_memory(self, node: NodeId, machine: SuccessorMachine) -> None:
-        """Raises Violation if the machine keeps what the user closed or released, or forgot what is in use."""
+        """Raises Violation if the machine keeps what the user closed or released, or forgot what is in use, or exceeds
+        a limit.
+        """
         state = self._nodes[node]
+        limits = (successor_state.MAX_CHANGES, successor_state.MAX_CLOSED, successor_state.MAX_EARLY)
+        if any(count > limit for count, limit in zip(machine.remembered(), limits, strict=True)):
+            raise Violation("bounded", f"node {node} remembers {machine.remembered()}", node)
         kept = [key for key in state.released if machine.is_concerned(key)]
         used = {key for key in state.newest.values() if state.is_in_use(key)}
         if kept or set(machine.generations()) != used:

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
+from nexar.cluster.decisions.agreement_instances import DEFAULT_LIMITS, AgreementLimits
 from nexar.cluster.decisions.failure_detector import LONGEST, STEPS_PER_ANSWER
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
@@ -37,11 +38,12 @@ from nexar.cluster.decisions.successor_events import (
     RevokeReceived,
 )
 from nexar.config import Config
+from nexar.testing.simulator.agreement_laws import AgreementLaws
 from nexar.testing.simulator.data_links import DataLinks
 from nexar.testing.simulator.laws import Laws
 from nexar.testing.simulator.successor_laws import SuccessorLaws
 from nexar.types import NodeId
-from nexar.wire.control import Chosen, Suspect
+from nexar.wire.control import Chosen, Instance, Suspect
 
 REMEMBERED: Final = 30  # lines shown with a violation
 
@@ -219,7 +221,13 @@ def describe_message(message: MembershipMessage) -> str:
         return f"Suspect {message.node} by {message.by} in epoch {message.epoch}"
     ballot = getattr(message, "ballot", None)
     number = f" {ballot.round}.{ballot.node}" if ballot is not None else ""
-    return f"{type(message).__name__}{number} of epoch {message.instance[1]}"
+    return f"{type(message).__name__}{number} of {describe_instance(message.instance)}"
+
+
+def describe_instance(instance: Instance) -> str:
+    """The next membership, or a call of `agree()`."""
+    communicator, epoch, sequence = instance
+    return f"agree #{sequence} of {describe_key(GenerationKey(communicator, epoch))}" if sequence else f"epoch {epoch}"
 
 
 # Seconds. Coarser than the product's defaults, in the same order.
@@ -232,6 +240,9 @@ RECOVERY_TIMEOUT: Final = 15.0
 _SILENCE: Final = Loss(LossKind.NO_ANSWER, "no answer")
 _ENDED: Final = Loss(LossKind.ENDED, "its process has ended")
 
+
+RecoveryPolicy: TypeAlias = Literal["automatic", "manual", "abort"]
+"""The setting `recovery_policy`."""
 
 Trap: TypeAlias = Callable[[NodeId, GenerationKey, int], bool]
 """Called with node, generation and step of a build; returns whether it is done."""
@@ -254,6 +265,9 @@ class NodeView(Protocol):
 
     def changes_after(self, epoch: int) -> list[Chosen]: ...
 
+    def votes_in(self, instance: Instance) -> bool:
+        """Whether it would answer a ballot of this call of `agree()`."""
+
 
 @dataclass(slots=True)
 class SimulationContext:
@@ -265,20 +279,30 @@ class SimulationContext:
     random: Random
     most_events: int = 1_000_000
     """A run with more events does not settle."""
-    is_manual: bool = False
-    """Members recover only on request."""
+    policy: RecoveryPolicy = "automatic"
     nodes: dict[NodeId, NodeView] = field(default_factory=dict)
     traps: list[Trap] = field(default_factory=list)
     """Faults that wait for a step of a build."""
+    agreement_limits: AgreementLimits = DEFAULT_LIMITS
     notice_loss: float = 0.0
     """Probability that a notice of a revocation or close is lost."""
     links: DataLinks = field(init=False)
     successor_laws: SuccessorLaws = field(init=False)
+    agreement_laws: AgreementLaws = field(init=False)
 
     def __post_init__(self) -> None:
         self.links = DataLinks(self.timeline, self.network, Random(self.random.getrandbits(64)))
         self.laws.now = lambda: self.timeline.now
         self.successor_laws = SuccessorLaws(self.laws, lambda: self.timeline.now)
+        self.agreement_laws = AgreementLaws(lambda: self.timeline.now, self._votes)
+
+    @property
+    def is_manual(self) -> bool:
+        """Members recover only on request."""
+        return self.policy == "manual"
+
+    def _votes(self, source: NodeId, voter: NodeId, instance: Instance) -> bool:
+        return (source == voter or self.reaches(source, voter)) and self.nodes[voter].votes_in(instance)
 
     def send_notice(self, source: NodeId, destination: NodeId, notice: RevokeReceived) -> None:
         """Control messages may be lost or duplicated."""

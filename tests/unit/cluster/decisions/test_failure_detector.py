@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nexar.cluster.decisions.failure_detector import (
     IF_SLOW,
     LONGEST,
-    SMALL_WORLD,
+    WATCH_ALL_UP_TO,
     FailureDetector,
     LivenessReport,
     OwnDelay,
@@ -330,7 +330,7 @@ def test_to_watch_and_to_be_watched_are_two_sides_of_one_thing(size: int) -> Non
 
 @pytest.mark.parametrize("size", WORLDS)
 def test_everybody_is_watched_by_as_many_and_nobody_by_itself(size: int) -> None:
-    many = min(size - 1, 3) if size > SMALL_WORLD else size - 1
+    many = min(size - 1, 3) if size > WATCH_ALL_UP_TO else size - 1
     for rank in range(size):
         found = watchers(size, rank)
         assert len(set(found) - {rank}) == len(found) == many

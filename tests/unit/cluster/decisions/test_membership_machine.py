@@ -24,7 +24,7 @@ from nexar.cluster.decisions.membership_events import (
 from nexar.cluster.decisions.membership_machine import KEPT, DecidedChanges, MembershipMachine, request_changes
 from nexar.cluster.decisions.proposal import WILLING_DELAY
 from nexar.cluster.membership import Change, Departure
-from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Prepare, Promise, Rejected
+from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Prepare, Promise, Rejected, Suspect
 from tests.losses import left, silent
 from tests.unit.cluster.decisions.voters import SEED_NODE, Parliament, a_member, a_membership
 
@@ -109,6 +109,27 @@ def test_who_dies_while_it_proposes_is_replaced() -> None:
     house.kill(1)
     house.run(0.5)
     assert house.agreed() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("chance", range(4))
+def test_slow_answers_do_not_make_proposers_outbid_one_another_for_ever(chance: int) -> None:
+    """All have had their turn before the first ballot is answered."""
+    house = Parliament(10, chance=chance, latency=lambda random: random.uniform(0.3, 0.6))
+    house.kill(5)
+    house.run(6.0)
+    assert house.agreed() == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+    rounds = [said.message.ballot.round for _, said in house.said if isinstance(said.message, Prepare)]
+    assert max(rounds) <= 3
+
+
+def test_suspicions_are_not_repeated_to_ever_more_members_while_one_proposes() -> None:
+    """Each message may need a new link; 21,000 were sent where answers took long."""
+    house = Parliament(64, latency=lambda random: random.uniform(0.3, 0.9))
+    house.kill(*range(1, 64, 4))
+    house.run(6.0)
+    assert house.agreed() == [node for node in range(1, 65) if node % 4 != 1]
+    suspicions = [said for _, said in house.said if isinstance(said.message, Suspect)]
+    assert len(suspicions) < 2 * 16 * 48 * 4  # each survivor informs the four lowest ranks of each loss
 
 
 @pytest.mark.parametrize("moment", [0.0005 * each for each in range(1, 12)])
@@ -433,7 +454,7 @@ def test_chosen_changes_bring_others_up_to_date() -> None:
 
 
 def test_a_voter_that_claims_to_have_accepted_what_is_no_change_binds_nobody() -> None:
-    me = MembershipMachine(1, a_membership(3), recovery_timeout=10.0, random=Random(1))
+    me = MembershipMachine(2, a_membership(3), recovery_timeout=10.0, random=Random(1))
     actions = me.step(PeerLossFound(3, silent()), 0.0)
     moment = 0.0
     while not (
@@ -444,9 +465,9 @@ def test_a_voter_that_claims_to_have_accepted_what_is_no_change_binds_nobody() -
         moment = me.due(moment) or moment
         actions = me.step(Tick(), moment)
     ballot = asked[0].ballot
-    me.step(MessageReceived(2, Promise((0, 1, 0), ballot, BallotNumber(1, 2), b"no change")), moment)
+    me.step(MessageReceived(1, Promise((0, 1, 0), ballot, BallotNumber(0, 1), b"no change")), moment)
     me.step(Tick(), moment + 0.05)
-    me.step(MessageReceived(2, Accepted((0, 1, 0), ballot)), moment + 0.05)
+    me.step(MessageReceived(1, Accepted((0, 1, 0), ballot)), moment + 0.05)
     me.step(Tick(), moment + 0.2)
     assert me.membership.epoch == 1
 
@@ -471,17 +492,21 @@ def test_a_forged_chosen_is_ignored(value: bytes) -> None:
 
 
 def asking(me: MembershipMachine, lost: int, *voters: int) -> tuple[BallotNumber, float]:
-    """Let it find this member lost, and propose its removal, for which these promise their votes."""
+    """Let it find this member lost, and propose its removal, for which these promise their votes if they are asked."""
     actions, moment = me.step(PeerLossFound(lost, silent()), 0.0), 0.0
     actions += me.step(Tick(), moment)
     while not (
         asked := [
-            each.message for each in actions if isinstance(each, SendMessage) and isinstance(each.message, Prepare)
+            each.message
+            for each in actions
+            if isinstance(each, SendMessage) and isinstance(each.message, Prepare | Accept)
         ]
     ):
         moment = me.due(moment) or moment
         actions = me.step(Tick(), moment)
     ballot = asked[0].ballot
+    if isinstance(asked[0], Accept):
+        return ballot, moment
     said = [each for voter in voters for each in me.step(MessageReceived(voter, Promise((0, 1, 0), ballot)), moment)]
     assert any(isinstance(each, SendMessage) and isinstance(each.message, Accept) for each in said)
     return ballot, moment
@@ -519,3 +544,11 @@ def test_a_good_probe_of_a_suspect_that_nobody_disputes_clears_nothing() -> None
     me.step(PeerLossFound(5, silent()), 0.0)
     me.step(ProbeFinished(5, None), 0.01)
     assert 5 in me.suspects()
+
+
+def test_a_member_does_not_vote_in_a_ballot_of_the_seed() -> None:
+    me = MembershipMachine(1, a_membership(4), recovery_timeout=10.0, random=Random(1))
+    ballot = Prepare((0, 1, 0), BallotNumber(1, SEED_NODE))
+    assert me.step(MessageReceived(SEED_NODE, ballot), 0.0) == []
+    (answer,) = me.step(MessageReceived(2, Prepare((0, 1, 0), BallotNumber(1, 2))), 0.0)
+    assert answer == SendMessage(2, Promise((0, 1, 0), BallotNumber(1, 2)))

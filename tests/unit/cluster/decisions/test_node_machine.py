@@ -82,6 +82,29 @@ def test_a_decided_membership_becomes_the_actions_of_the_successor_machine_in_or
     assert node.machine.membership_machine.membership == node.machine.successor_machine.world
 
 
+def test_removed_nodes_are_told_first() -> None:
+    node = Node(1, 2, 3, 4)
+    node.begin(membership(1, 2, 3, 4))
+    change = Change(2, left=(*killed(3), *left(4)))
+    told = [SendMessage(gone, Chosen((0, 1, 0), change.encode())) for gone in (3, 4)]
+    actions = node.chosen(change)
+    first = actions.index(told[0])
+    assert actions[first : first + 2] == told
+    assert first + 2 == types(actions).index(Interrupt)
+
+
+def test_that_this_node_was_expelled_may_be_reported_and_the_first_report_counts() -> None:
+    node = Node(1, 2, 3)
+    world = node.begin(membership(1, 2, 3))
+    report = SelfExpelled(5, "it was silent")
+    outcome = SetOutcome(world, Terminated(TerminationKind.EXPELLED, epoch=5, reason="it was silent"))
+    assert node.step(report) == [report, Interrupt(world), outcome]
+    assert not node.machine.has_left
+    agreed = SelfExpelled(5, "as agreed", willing=True)
+    assert node.step(agreed) == [agreed]
+    assert node.machine.has_left
+
+
 def test_several_changes_of_one_step_are_followed_in_order() -> None:
     node = Node(1, 2, 3)
     node.begin(membership(1, 2, 3))

@@ -66,6 +66,62 @@ def test_prepare_promise_accept_accepted_chosen() -> None:
     assert two.chosen == b"v"
 
 
+def an_owner(voters: frozenset[int] = THREE) -> Agreement:
+    """Of round 0."""
+    return Agreement(HERE, 1, voters, random=Random(1), owns_round_0=True)
+
+
+def test_the_owner_of_round_0_needs_no_promises() -> None:
+    one, two = an_owner(), an_agreement(2)
+    said = messages(one.propose(b"v", 0.0))
+    assert said == {2: Accept(HERE, ballot(0), b"v"), 3: Accept(HERE, ballot(0), b"v")}
+    assert one.vote.accepted is None, "the proposer's own vote comes last"
+    (accepted,) = two.receive(1, said[2], 0.0)
+    one.receive(2, accepted.message, 0.0)
+    assert one.chosen == b"v"
+
+
+def test_the_owner_of_round_0_proposes_one_value_in_it() -> None:
+    one = an_owner()
+    one.propose(b"v", 0.0)
+    one.withdraw()
+    assert messages(one.propose(b"w", 0.0))[2] == Prepare(HERE, ballot(1))
+
+
+def test_the_owner_of_round_0_does_not_use_it_after_a_promise() -> None:
+    one = an_owner()
+    one.receive(3, Prepare(HERE, ballot(0, 3)), 0.0)
+    assert messages(one.propose(b"v", 0.0))[2] == Prepare(HERE, ballot(1))
+
+
+def test_what_was_accepted_in_round_0_binds_later_ballots() -> None:
+    one, two, three = an_owner(), an_agreement(2), an_agreement(3)
+    accept = messages(one.propose(b"v", 0.0))[2]
+    two.receive(1, accept, 0.0)
+    prepare = messages(three.propose(b"w", 0.0))[2]
+    (promise,) = two.receive(3, prepare, 0.0)
+    assert promise.message == Promise(HERE, ballot(1, 3), ballot(0), b"v")
+    assert three.receive(2, promise.message, 0.0) == []
+    said = messages(three.tick(1.0))
+    assert said[2] == Accept(HERE, ballot(1, 3), b"v", inherited=True)
+    (rejected,) = two.receive(1, accept, 1.0)
+    assert rejected.message == Rejected(HERE, ballot(0), ballot(1, 3))
+
+
+@pytest.mark.parametrize("owns", [True, False], ids=["round 0", "round 1"])
+def test_voters_in_reserve_are_asked_when_the_others_are_late(owns: bool) -> None:
+    one = an_owner() if owns else an_agreement()
+    assert set(messages(one.propose(b"v", 0.0, reserve=(3,)))) == {2}
+    assert set(messages(one.tick(0.2))) == {2, 3}
+
+
+def test_a_voter_in_reserve_that_has_promised_is_asked_for_its_vote() -> None:
+    one = an_agreement()
+    one.propose(b"v", 0.0, reserve=(3,))
+    said = messages(one.receive(3, Promise(HERE, ballot(1)), 0.2))
+    assert set(said) == {2, 3}
+
+
 def test_who_knows_what_was_chosen_says_so_to_whoever_asks() -> None:
     one = an_agreement(1)
     one.receive(2, Chosen(HERE, b"v"), 0.0)
@@ -323,6 +379,16 @@ def test_who_has_not_given_what_is_asked_in_this_phase_is_asked_again() -> None:
     ballot.agreed(ord("c"))
     ballot.refused(ord("b"), ())
     assert ballot.unanswered([ord(name) for name in "abc"]) == [ord("a"), ord("b")]
+
+
+def test_a_ballot_of_the_seed_changes_no_vote() -> None:
+    electorate = Electorate(a_membership(2))
+    voter = Agreement(HERE, 1, electorate, random=Random(1), never_proposes=electorate.seed_voter)
+    before = voter.vote
+    assert voter.receive(SEED_NODE, Prepare(HERE, ballot(1, SEED_NODE)), 0.0) == []
+    assert voter.receive(SEED_NODE, Accept(HERE, ballot(1, SEED_NODE), b"v"), 0.0) == []
+    assert voter.vote == before
+    assert voter.receive(2, Prepare(HERE, ballot(1, 2)), 0.0) == [SendMessage(2, Promise(HERE, ballot(1, 2), None))]
 
 
 @pytest.mark.parametrize(("size", "voters", "needed"), [(1, 1, 1), (2, 3, 2), (3, 3, 2), (4, 5, 3), (7, 7, 4)])

@@ -275,7 +275,7 @@ def test_nobody_waits_for_the_dead() -> None:
     assert proposer.mine() == 1.0
 
 
-def test_who_left_willingly_presses_nobody() -> None:
+def test_the_removal_of_a_member_that_left_is_not_urgent() -> None:
     proposer = ProposerScene(0)
     proposer.suspicions.add(5, left(), 1.0, willing=True)
     assert proposer.mine() == 1.0 + WILLING_DELAY

@@ -5,6 +5,8 @@ import pytest
 from nexar.cluster.decisions.successor_events import (
     AbortBuild,
     AdoptMembership,
+    BeginRequested,
+    BuildFailed,
     BuildFailure,
     BuildFailureKind,
     BuildFinished,
@@ -212,6 +214,31 @@ def test_a_first_build_that_a_change_overtakes_is_opened_interrupted_or_rejected
     assert kinds(scene.finish(first)) == ["OpenGeneration", "Interrupt", "StartBuild"]
 
 
+def test_a_first_build_whose_parent_ends_is_aborted_if_it_does_not_finish_soon() -> None:
+    """A member that was interrupted before it asked for the part never takes part in the build."""
+    scene = Scene(1, 2, 3, 4)
+    world = scene.begin()
+    part = BeginRequested(50, PART, membership(1, 2), world)
+    assert kinds(scene.step(part)) == ["StartBuild"]
+    scene.change(left=killed(4))
+    assert scene.machine.due(scene.now) == 102.0
+    assert scene.tick(1.9) == []
+    assert scene.tick(0.1) == [AbortBuild(50, OVERTAKEN)]
+    assert scene.machine.due(scene.now) is None
+    assert scene.step(BuildFailed(50, OVERTAKEN)) == [RejectBegin(50, OVERTAKEN)]
+    assert scene.step(BeginRequested(51, PART, membership(1, 2), world)) == [RejectBegin(51, OVERTAKEN)]
+
+
+def test_a_first_build_that_finishes_soon_after_its_parent_ended_is_opened() -> None:
+    scene = Scene(1, 2, 3, 4)
+    world = scene.begin()
+    scene.step(BeginRequested(50, PART, membership(1, 2), world))
+    scene.change(left=killed(4))
+    scene.tick(1.0)
+    assert kinds(scene.step(BuildFinished(50))) == ["OpenGeneration"]
+    assert scene.machine.due(scene.now) is None
+
+
 def test_none_is_begun_from_an_outdated_membership_or_with_a_departed_member() -> None:
     scene = Scene()
     scene.change(left=left(3))
@@ -332,6 +359,47 @@ def test_a_lost_member_is_investigated_and_the_build_waits_for_the_next_change()
     assert scene.fail(made, lost(3)) == [Investigate(3, "connection reset")]
     assert scene.machine.missing(world) == (2,)
     assert only(scene.change(left=killed(3))).membership == membership(1, epoch=3)
+
+
+def test_a_build_that_missed_a_live_member_requests_a_renewal_until_it_is_given_up() -> None:
+    """The other members wait in their builds: only this node knows that the target cannot be built."""
+    scene = Scene()
+    world = scene.begin()
+    first = only(scene.change(left=killed(2)))
+    scene.fail(first, lost(3))
+    assert scene.machine.due(scene.now) == 102.0
+    assert scene.tick(1.9) == []
+    assert scene.tick(0.1) == [RequestRenewal((WORLD,), 2)]
+    assert scene.tick(1.9) == []
+    assert scene.tick(0.1) == [RequestRenewal((WORLD,), 2)]  # another change may have dropped it
+    again = only(scene.change(renewed=(WORLD,)))
+    assert again.membership == membership(1, 3, epoch=3)
+    scene.fail(again, lost(3))
+    assert scene.machine.due(scene.now) == 106.0
+    assert scene.tick(TIMEOUT - 4.0) == [SetOutcome(world, RecoveryTimedOut((2,)))]  # counted from the first build
+    assert scene.machine.due(scene.now) is None
+
+
+def test_a_renewal_that_is_built_succeeds_the_generation() -> None:
+    scene = Scene()
+    world = scene.begin()
+    scene.fail(only(scene.change(left=killed(2))), lost(3))
+    scene.tick(2.0)
+    outcome = scene.finish(only(scene.change(renewed=(WORLD,))))[-1]
+    assert outcome == SetOutcome(world, Superseded(key(WORLD, 3), {1: "node 2 was killed"}, (), None, agreed=False))
+
+
+def test_a_loss_after_a_renewal_gives_the_full_time_again() -> None:
+    scene = Scene(1, 2, 3, 4)
+    world = scene.begin()
+    scene.fail(only(scene.change(left=killed(2))), lost(3))
+    scene.tick(2.0)
+    again = only(scene.change(renewed=(WORLD,)))
+    scene.tick(20.0)
+    scene.change(left=killed(3))
+    scene.fail(only(scene.fail(again)), TIMED_OUT)
+    assert scene.tick(TIMEOUT - 0.1) == []
+    assert scene.tick(0.1) == [SetOutcome(world, RecoveryTimedOut((3,)))]
 
 
 @pytest.mark.parametrize(

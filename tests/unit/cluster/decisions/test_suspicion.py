@@ -309,3 +309,13 @@ def test_only_who_is_still_there_is_carried_on_and_counts_as_new() -> None:
     assert dict(kept).keys() == {1, 2}
     assert (kept.urgent, kept.urgent_since, kept.willing_since, kept.newest) == ((1,), 7.0, 7.0, 7.0)
     assert (kept[1].disputes, kept[2].willing) == (0, True)
+
+
+def test_suspicions_are_sent_again_soon_also_by_a_node_that_runs_slowly() -> None:
+    suspicions = Suspicions(2, MANY)
+    suspicions.add(9, silent(), 0.0)
+    accusations = SuspicionBroadcast(2, MANY, suspicions, lambda: 10.0)
+    accusations.messages(0.0, repeat=True)
+    assert accusations.again == 2.0
+    accusations.saw_proposal(1.5)
+    assert accusations.again == 3.5

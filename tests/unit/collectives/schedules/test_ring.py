@@ -32,7 +32,7 @@ def test_what_an_exclusive_scan_passes_on_has_the_rank_s_own_in_it():
 
 def test_everybody_is_met_once_each_way():
     blocks = equal(2, 6)
-    steps = list(ring.pairwise_all_to_all(1, 6, blocks, blocks))[1:]
+    steps = list(ring.pairwise_all_to_all(1, 6, blocks))[1:]
     assert [step.sends[0].peer for step in steps] == [2, 3, 4, 5, 0]
     assert [step.receives[0].peer for step in steps] == [0, 5, 4, 3, 2]
 

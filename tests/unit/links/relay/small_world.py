@@ -32,7 +32,7 @@ class FakeLink:
         self._put(Frame(kind=int(FrameKind.RELAY), lane=int(Lane.RELAY), body=len(data)), data)
 
     def return_relay_credit(self, hops: int, amount: int) -> None:
-        self._put(Frame(kind=int(FrameKind.ROOM), step=hops, length=amount), b"")
+        self._put(Frame(kind=int(FrameKind.RELAY_CREDIT), step=hops, length=amount), b"")
 
     def _put(self, frame: Frame, body: bytes) -> None:
         if self.failure is not None:
@@ -106,7 +106,7 @@ class Node:
     def wake_by(self, due: float) -> None:
         """A test says itself when it is time."""
 
-    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
+    def accept_link(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
         lost = self.carriers.get(header.source)
         return (
             self.unwelcome or self.refusal or (_LOST if lost is not None else self.make(header.source, header.number))

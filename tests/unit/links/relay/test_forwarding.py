@@ -233,7 +233,7 @@ def test_who_has_no_way_left_waits_and_wants_a_connection_to_the_peer_itself_onc
         say(carrier, message)
     parted.run()
     assert carrier.error is None
-    assert carrier.stranded is not None
+    assert carrier.no_route is not None
     assert parted.dials.count((0, 3)) == 1
 
 
@@ -246,7 +246,7 @@ def test_when_the_two_are_connected_everything_arrives_once_and_in_order(parted:
     parted.settle(carrier)
     assert parted.nodes[3].ears[0].frames == MESSAGES
     assert parted.nodes[0].ears[3].frames == [b"well heard"]
-    assert (carrier.route, carrier.stranded) == ((0, 3), None)
+    assert (carrier.route, carrier.no_route) == ((0, 3), None)
 
 
 def test_when_no_connection_comes_about_it_is_lost_with_the_hop_and_the_reason(parted: SmallWorld) -> None:

@@ -140,7 +140,7 @@ def test_frames_go_from_hop_to_hop_and_arrive_in_order() -> None:
         say(carrier, message)
     world.settle(carrier)
     assert world.nodes[3].ears[0].frames == MESSAGES
-    assert [world.nodes[number].relay.relayed >= 50 for number in (1, 2, 4, 5)] == [True, True, False, False]
+    assert [world.nodes[number].relay.forwarded >= 50 for number in (1, 2, 4, 5)] == [True, True, False, False]
 
 
 def test_urgent_frames_leave_before_others_that_wait() -> None:
@@ -167,7 +167,7 @@ def test_a_route_that_is_too_long_is_not_followed_and_its_source_is_notified() -
     endless = (0, 1, 2, *range(100, 200))
     arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, 1, 1, 1, 0, 0, endless))
     assert world.nodes[1].relay.refused == 1
-    assert world.nodes[1].relay.relayed == 0
+    assert world.nodes[1].relay.forwarded == 0
     world.run()
     assert carrier.avoid  # informed that rank 1 did not pass it on to rank 2
 

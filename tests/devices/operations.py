@@ -1,4 +1,4 @@
-"""Every verb with arrays of a device, checked against NumPy: the same for a device that is none and for a GPU."""
+"""Every operation with arrays of a device, checked against NumPy: the same for a device of the tests and for a GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,4 +152,4 @@ def remote_calls(comm: Communicator, device: Device) -> None:
     comm.barrier()
 
 
-VERBS = (in_place, new_arrays, elsewhere, mixed, messages, requests, buckets, compressed, objects, remote_calls)
+OPERATIONS = (in_place, new_arrays, elsewhere, mixed, messages, requests, buckets, compressed, objects, remote_calls)

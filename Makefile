@@ -9,18 +9,22 @@ SEEDS ?= 0:1000
 NODES ?= 5..50
 MINUTES ?= 20
 SOAK_ARGS ?=
+COUNT ?= 500
+KILL_ARGS ?=
 LOCK_ARGS ?=
 
 export PYTHON VENV
+# The tests start thousands of Python processes: without cached bytecode each of them would compile all modules.
+unexport PYTHONDONTWRITEBYTECODE
 bin := $(VENV)/bin
 torch_venv := $(if $(filter .venv,$(VENV)),.venv-torch,$(VENV))
 has_native := $(bin)/python -c 'import nexar_native.quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-rust test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs lock audit clean
+.PHONY: help setup demo test test-full test-rust test-cuda test-torch lint types format bench bench-peers fuzz simulate soak kill-schedules wheels docs lock audit clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make the virtual environment; build nexar-native if cargo is installed
 	@setup/all.sh
@@ -82,11 +86,14 @@ bench-peers: ## install Gloo, Open MPI and MPICH for nexar bench --against, in .
 fuzz: setup ## fuzz with hostile input, without a time limit
 	$(bin)/python -m pytest tests/hostile --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
 
-simulate: setup ## simulate clusters in virtual time: SEEDS=0:10000 NODES=5..50; prints the seeds that violate a law
+simulate: setup ## simulate clusters in virtual time, on all cores: SEEDS=0:20000 NODES=5..50; prints the violated laws
 	@$(bin)/python -m nexar.testing.simulator --seeds $(SEEDS) --nodes $(NODES)
 
-soak: setup ## soak test with processes that join and are killed: MINUTES=20; SOAK_ARGS="--seed 7" repeats a run
+soak: setup ## soak test: processes join and are killed, packets are lost, hosts are cut off: MINUTES=20; SOAK_ARGS="--seed 7"
 	@$(bin)/python -m nexar_tools.soak --minutes $(MINUTES) $(SOAK_ARGS)
+
+kill-schedules: setup ## kill ranks in random programs: COUNT=500; KILL_ARGS="--seed 7" repeats a run
+	@$(bin)/python -m nexar_tools.kill_schedules --count $(COUNT) $(KILL_ARGS)
 
 docs: ## build the documentation site into site/, with strict checks; tools are in .venv-docs
 	@setup/docs.sh

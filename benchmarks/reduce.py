@@ -15,21 +15,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from nexar.arrays.dtypes import DTYPES
 from nexar.arrays.operators import check, reduction_of
 from nexar.arrays.reduce import combiner, folder
 from nexar.errors import UsageError
 
 Array = NDArray[Any]
-DTYPES = [
-    np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.int8,
-    np.int32, np.int64, np.uint8, np.bool_, np.complex64,
-]  # fmt: skip
 UFUNCS = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "band": np.bitwise_and,
     "bor": np.bitwise_or, "bxor": np.bitwise_xor, "land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor,
@@ -43,7 +39,7 @@ def main() -> None:
     several = f"{options.inputs} arrays"
     for heading in ("dtype", "2 arrays: NumPy", "combine", "fold", f"{several}: NumPy", "fold"):
         table.add_column(heading, justify="right" if heading != "dtype" else "left")
-    for dtype in map(np.dtype, DTYPES):
+    for dtype in DTYPES:
         table.add_row(str(dtype), *measure(dtype, options))
     Console().print(table)
 

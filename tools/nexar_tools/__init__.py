@@ -1,5 +1,5 @@
-"""Tools for the tests, the benchmarks and `make soak`: nodes without a cluster, peer processes, network namespaces, the
-soak test. They are not part of the wheel.
+"""Tools for the tests, the benchmarks, `make soak` and `make kill-schedules`: nodes without a cluster, peer processes,
+network namespaces, the soak test, kill schedules. They are not part of the wheel.
 """
 
 from __future__ import annotations

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nexar_tools import environment
+from nexar_tools.member_process import MemberProcess
 from nexar_tools.soak.census import Census
+from nexar_tools.soak.hosts import SoakHosts
 from nexar_tools.soak.resources import ResourceWatch
 
 if TYPE_CHECKING:
@@ -47,80 +45,6 @@ def next_action(rng: Random, alive: int, killable: Sequence[str]) -> SoakAction 
     return SoakAction(pause, rng.choice(sorted(killable)))
 
 
-_SHOWN_CHARACTERS: Final = 6_000
-_DUMP_SECONDS: Final = 1.0  # for a process to dump its stacks
-
-
-class MemberProcess:
-    """A process whose output goes to files. It starts at once."""
-
-    def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
-        self.name = name
-        self.started_at = time.monotonic()
-        self._stdout_path = folder / f"{name}.out"
-        self._stderr_path = folder / f"{name}.err"
-        with self._stdout_path.open("wb") as out, self._stderr_path.open("wb") as err:
-            self._process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
-        self._read_bytes = 0
-        self._dumped_at = 0  # bytes read at the last dump
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
-        return self._process.poll()
-
-    def reports(self) -> Iterator[dict[str, Any]]:
-        """The reports since the last call."""
-        with self._stdout_path.open("rb") as file:
-            file.seek(self._read_bytes)
-            news = file.read()
-        whole = news[: news.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        for line in whole.splitlines():
-            yield json.loads(line)
-
-    def kill(self) -> None:
-        """Blocks until the process has ended."""
-        self._process.kill()
-        self._process.wait()
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def end(self, timeout: float) -> bool:
-        """Waits, and kills the process after the timeout. Returns whether it ended in time. Idempotent."""
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return False
-        return True
-
-    def dump(self) -> bool:
-        """Makes the process dump its stacks, once per silence. It has no signal handler before its first report."""
-        if self.exit_code is not None or self._dumped_at == self._read_bytes:
-            return False
-        self._dumped_at = self._read_bytes
-        os.kill(self.pid, signal.SIGUSR2)
-        return True
-
-    def describe(self) -> str:
-        """Its state and the end of its standard error, with its stacks if it runs."""
-        if self.dump():
-            time.sleep(_DUMP_SECONDS)
-        state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
-        return f"{self.name} (process {self.pid}) {state}:\n{self.stderr()[-_SHOWN_CHARACTERS:]}"
-
-    def stderr(self) -> str:
-        return self._stderr_path.read_text(errors="replace")
-
-
 STALL_SECONDS: Final = 60.0
 _SUSPICIOUS_SECONDS: Final = 8.0  # a process that reports nothing for so long dumps its stacks
 _TICK: Final = 0.05
@@ -138,9 +62,19 @@ class Campaign:
     """One soak test. Call `run` once."""
 
     def __init__(
-        self, folder: Path, seed: int, on_progress: Callable[[str], None], member: Sequence[str] | None = None
+        self,
+        folder: Path,
+        seed: int,
+        on_progress: Callable[[str], None],
+        *,
+        hosts: SoakHosts | None = None,
+        member: Sequence[str] | None = None,
     ) -> None:
-        """`on_progress` receives progress lines. `member`: the command of each member."""
+        """`on_progress` receives progress lines. `hosts`: opened ones; None: this host. `member`: the command of each
+        member.
+        """
+        self._hosts = hosts or SoakHosts()
+        self._host_of: dict[str, int] = {}
         self._member = member or [sys.executable, "-m", "nexar_tools.soak.member_main"]
         self._folder = folder
         self._rng = random.Random(seed)
@@ -167,7 +101,8 @@ class Campaign:
                 raise SoakFailure("\n".join(leaks))
 
     def summary(self) -> str:
-        return f"{self._line()}\n{self._watch.summary()}"
+        stall = f"longest time without a round of any member: {self.census.longest_stall:.1f} s"
+        return f"{self._line()}\n{stall}\n{self._watch.summary()}"
 
     # -- phases ----------------------------------------------------------------------------------------------
 
@@ -176,8 +111,10 @@ class Campaign:
         place = self._folder / "tmp"
         place.mkdir()
         self._environment |= {"TMPDIR": str(place), "NEXAR_ELASTIC_ENABLED": "true"}
-        command = ["seed", "--size", str(LEAST), "--elastic", "--listen", "127.0.0.1:0", "--ticket-file", str(ticket)]
-        python = [sys.executable, "-m", "nexar"]
+        prefix = self._hosts.prefix(0)
+        listen = [] if prefix else ["--listen", "127.0.0.1:0"]
+        command = ["seed", "--size", str(LEAST), "--elastic", *listen, "--ticket-file", str(ticket)]
+        python = [*prefix, sys.executable, "-m", "nexar"]
         self._seed = MemberProcess("seed", [*python, *command], self._folder, self._environment)
         self._await(ticket.exists, "the seed does not start")
         self._environment["NEXAR_TICKET"] = ticket.read_text().strip()
@@ -186,6 +123,8 @@ class Campaign:
         due, print_at = time.monotonic(), time.monotonic() + _PROGRESS_SECONDS
         while (now := time.monotonic()) < end:
             self._monitor()
+            if self.census.epoch and self._hosts.is_due(now):
+                self._change_partition(now)
             if now >= due and self.census.epoch:
                 due = now + self._act(now)
             if now >= print_at:
@@ -205,8 +144,22 @@ class Campaign:
             self._kill(action.victim)
         return action.pause
 
+    def _change_partition(self, now: float) -> None:
+        """Begins one if the other hosts keep a majority, or ends it."""
+        if self._hosts.isolated is not None:
+            self._hosts.heal(now)
+            return
+        for host in self._rng.sample(range(1, self._hosts.count), self._hosts.count - 1):
+            names = [name for name in self.census.alive if self._host_of[name] == host]
+            if set(names) & set(self.census.members) and self.census.may_isolate(now, names):
+                self._hosts.isolate(host, now, self._rng)
+                self.census.isolated |= set(names)
+                return
+
     def _settle(self) -> None:
         """Waits, without further kills, until all are members and compute."""
+        if self._hosts.isolated is not None:
+            self._hosts.heal(time.monotonic())
         self._await(self.census.all_are_in, "not every living process has become a member")
         before = self.census.rounds
         self._await(lambda: self.census.rounds > before, "no member computes after all have joined")
@@ -226,8 +179,13 @@ class Campaign:
     # -- actions ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        name = f"member-{len(self._processes)}"
-        self._processes[name] = MemberProcess(name, self._member, self._folder, self._environment)
+        number = len(self._processes)
+        name, host = f"member-{number}", number % self._hosts.count
+        if host == self._hosts.isolated:
+            host = 0
+        command = [*self._hosts.prefix(host), *self._member]
+        self._processes[name] = MemberProcess(name, command, self._folder, self._environment)
+        self._host_of[name] = host
         self.census.started(name, time.monotonic())
 
     def _kill(self, name: str) -> None:
@@ -245,12 +203,22 @@ class Campaign:
                 for report in process.reports():
                     self.census.heard(name, report)
                 self._killed.discard(name)  # these are its last reports
+        self._end_isolation()
         self._check_alive(now)
         self._check_progress(now)
         assert self._seed is not None
         self._watch.sample(
             now, self.census, self._seed.pid, {name: self._processes[name].pid for name in self.census.alive}
         )
+
+    def _end_isolation(self) -> None:
+        """After a partition a process continues, or has ended: a member by being expelled."""
+        for name in list(self.census.isolated):
+            life, ended = self.census.lives[name], self._processes[name].exit_code
+            if ended is not None and (life.node is None or (life.expelled and ended == 0)):
+                self.census.ended(name)
+            elif self._hosts.isolated is None and (life.node is None or life.round_at > self._hosts.healed_at):
+                self.census.isolated.discard(name)
 
     def _check_alive(self, now: float) -> None:
         stopping = (self._folder / "stop").exists()
@@ -291,7 +259,8 @@ class Campaign:
         rate = census.rounds / max(self._watch.age, 1.0)
         return (
             f"{minutes:3}:{seconds:02}  {len(census.alive)} alive, {len(census.nodes)} in epoch {census.epoch}; "
-            f"{rate:.0f} rounds/s; {self.kills} killed, {census.joined} joined; "
+            f"{rate:.0f} rounds/s; {self.kills} killed, {census.joined} joined, {self._hosts.partitions} partitions, "
+            f"{sum(life.expelled for life in census.lives.values())} expelled; "
             f"{len(census.recoveries)} recoveries, median {1e3 * census.median_recovery:.0f} ms"
         )
 

@@ -1,7 +1,8 @@
 """One member of a soak: computes, checks each result, and reports as JSON lines.
 
 Every communicator starts with a call in which its members agree on the step to continue from: a loss hits them at
-different points, and joiners may enter. All stop together when the file `stop` exists.
+different points, and joiners may enter. All stop together when the file `stop` exists. A member that is isolated
+waits until it reaches the others again: then it continues, or it was expelled and ends.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any, Final
 import numpy as np
 
 from nexar.communicator.communicator import Communicator
-from nexar.errors import MembershipChanged
+from nexar.errors import Expelled, MembershipChanged, NoQuorum, RecoveryTimeout
 from nexar.launch.init import init
 
 COUNTS: Final = (1, 1_000, 300, 100_000)  # elements of the sums, in turn
 STATE_COUNT: Final = 50_000
 _REPORT_SECONDS: Final = 0.2  # between two progress reports
 _CHECKPOINT_STEPS: Final = 5
+_ISOLATED_SECONDS: Final = 0.5  # between two attempts without a quorum
 
 
 class WrongResult(AssertionError):
@@ -71,6 +73,12 @@ class SoakMember:
             except MembershipChanged as change:
                 before = self._comm.membership
                 self._follow(change.communicator, [before.members[rank].node for rank in change.lost])
+            except (NoQuorum, RecoveryTimeout) as error:
+                self._report("no quorum", error=str(error))
+                time.sleep(_ISOLATED_SECONDS)
+            except Expelled:
+                self._report("expelled")
+                return
 
     def close(self) -> None:
         self._report("end")

@@ -106,6 +106,8 @@ class ResourceWatch:
         """This member must not be killed now."""
         self._seed = UsageHistory("the seed")
         self._histories: dict[str, UsageHistory] = {}
+        # The first and the last sample: of the seed, and of the members that had settled.
+        self._ends: list[tuple[ResourceUsage, list[ResourceUsage]]] = []
 
     @property
     def age(self) -> float:
@@ -122,6 +124,8 @@ class ResourceWatch:
         seed_usage = usage_of(seed)
         if seed_usage is not None:
             self._seed.add(seed_usage, ResourceUsage(len(census.alive), 0, 0))
+        if seed_usage is not None and held:
+            self._ends = [*self._ends[:1], (seed_usage, list(held.values()))]
         others = [found for name, found in held.items() if name != self.protected]
         if self.protected in held and others:
             history = self._histories.setdefault(self.protected, UsageHistory(self.protected))
@@ -138,4 +142,10 @@ class ResourceWatch:
         return [leak for history in (self._seed, *self._histories.values()) for leak in history.leaks()]
 
     def summary(self) -> str:
-        return "\n".join(f"{each.name}: {each.growth} more" for each in (self._seed, *self._histories.values()))
+        """Usage at the start and at the end, then the growth of each process that was not killed for a while."""
+        ends = [
+            f"at the {when}: the seed {seed}; median of {len(members)} members {medians(members)}"
+            for when, (seed, members) in zip(("start", "end"), self._ends, strict=False)
+        ]
+        growth = [f"{each.name}: {each.growth} more" for each in (self._seed, *self._histories.values())]
+        return "\n".join([*ends, *growth])

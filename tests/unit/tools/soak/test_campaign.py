@@ -3,7 +3,8 @@ import signal
 import sys
 from pathlib import Path
 
-from nexar_tools.soak.campaign import LEAST, MOST, MemberProcess, next_action
+from nexar_tools.member_process import MemberProcess
+from nexar_tools.soak.campaign import LEAST, MOST, next_action
 from tests.ranks import EVENT_TIMEOUT
 
 

@@ -63,6 +63,28 @@ def test_who_waits_may_be_killed_and_who_is_protected_may_not() -> None:
     assert found.killable(10.0, protected="2") == ["new", "1", "3"]
 
 
+def test_who_is_isolated_counts_as_dead_until_it_is_back_or_has_ended() -> None:
+    found = census(1, 2, 3, 4, 5)
+    assert found.may_isolate(10.0, ["4", "5"])
+    assert not found.may_isolate(10.0, ["3", "4", "5"])
+    found.isolated = {"4", "5"}
+    assert found.members == ["1", "2", "3"]
+    assert found.killable(10.0) == []
+    found.heard("4", report("expelled", 12.0, 1, [1, 2, 3, 4, 5]))
+    found.ended("4")
+    found.heard("1", report("changed", 12.0, 2, [1, 2, 3, 5], lost=[4]))
+    found.isolated.discard("5")
+    assert found.members == ["1", "2", "3", "5"]
+    assert found.alive == ["1", "2", "3", "5"]
+
+
+def test_the_longest_time_without_a_round_is_known() -> None:
+    found = census(1, 2)
+    for rounds, (name, at) in enumerate((("1", 10.0), ("2", 10.5), ("1", 14.0), ("2", 14.25)), 1):
+        found.heard(name, report("round", at, 1, [1, 2], rounds=rounds, recovered_from=[]))
+    assert found.longest_stall == 3.5
+
+
 def test_a_recovery_lasts_from_the_death_to_the_next_right_sum() -> None:
     found = census(1, 2, 3)
     found.killed("3", 10.0)

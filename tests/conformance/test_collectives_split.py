@@ -141,9 +141,12 @@ def test_what_goes_wrong_in_a_part_does_not_touch_the_others(world: list[Communi
 def test_a_part_that_some_never_make_times_out_and_leaves_nothing_behind(world: list[Communicator]) -> None:
     def run(comm: Communicator) -> str:
         if comm.rank == 1:
+            for other in (0, 2, 3):  # arrives after the notice of the timeout; a split before that could succeed here
+                comm.recv_object(other, timeout=EVENT_TIMEOUT)
             return ""
         with pytest.raises(NexarError) as raised:
             comm.split(0, timeout=0.2)
+        comm.send_object(None, 1, timeout=EVENT_TIMEOUT)
         return type(raised.value).__name__
 
     ends = on_every(world, run)

@@ -7,7 +7,7 @@ link until it leaves the membership.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 from nexar.cluster.control_loop import ControlLoop
@@ -38,7 +38,7 @@ class Heartbeat:
         meter: DelayMeter | None = None,
     ) -> None:
         """`links` are or were open. `doing` returns the current calls and the last finished one. `report` may concern
-        nodes that have just left. The control loop calls all three; they must not block.
+        nodes that have just left. The control loop calls all three, and any thread `links`; they must not block.
         """
         config = node.config
         self._me = node.id
@@ -84,9 +84,11 @@ class Heartbeat:
             self._detector.beat(peer, beat, self._loop.now())
 
     def known(self, node: NodeId) -> PeerLiveness | None:
-        """None if the node is not watched."""
+        """None if the node is not watched, or has no link yet."""
+        links, now = self._links(), self._loop.now()
         with self._lock:
-            return self._detector.known(node, self._loop.now())
+            self._watch_linked(links, now)  # the link may be newer than the last timer
+            return self._detector.known(node, now)
 
     def close(self) -> None:
         """Nothing is sent or reported afterwards. Idempotent."""
@@ -135,12 +137,17 @@ class Heartbeat:
     ) -> list[LivenessReport]:
         """Under the lock. Skips nodes that left since the counts were taken."""
         detector = self._detector
-        detector.watch([node for node in self._watched if node in counts or node in detector.watched], now)
+        self._watch_linked(counts, now)
         for node, count in counts.items():
             if count is not None:
                 detector.packets(node, count, now, sends_when_stuck=shows_life(links[node].schemes))
         detector.own_delay = 0.0 if self._meter is None else self._meter.seconds
         return detector.tick(now)
+
+    def _watch_linked(self, linked: Container[NodeId], now: float) -> None:
+        """Under the lock."""
+        detector = self._detector
+        detector.watch([node for node in self._watched if node in linked or node in detector.watched], now)
 
     def _due(self, now: float) -> float | None:
         """Under the lock."""

@@ -185,6 +185,18 @@ def test_who_has_no_link_yet_is_watched_when_there_is_one() -> None:
     assert scene.pass_(3.0) == [(2, "silent")]
 
 
+def test_a_link_between_two_timers_is_known_at_once_and_after_the_next_membership() -> None:
+    scene = Scene(size=3)
+    scene.heartbeat.adopt(scene.membership)
+    scene.pass_(1.0)
+    scene.links[2] = FakeLink()
+    scene.heartbeat.adopt(membership(1, 2, epoch=2))
+    known = scene.heartbeat.known(2)
+    assert known is not None
+    assert (known.state, known.age) == ("alive", 0.0)
+    assert scene.pass_(6.0) == [(2, "silent")]
+
+
 def test_the_next_membership_says_who_is_watched_and_who_stays_is_not_forgotten() -> None:
     scene = Scene(size=4)
     scene.begin()

@@ -14,8 +14,7 @@ from multiprocessing import get_context
 from random import Random
 from typing import Final, TypeAlias
 
-from nexar.testing.simulator.shrink import shrink
-from nexar.testing.simulator.simulation import Simulation, SimulationResult
+from nexar.testing.simulator.simulation import Simulation, SimulationResult, shrink
 from nexar.testing.simulator.world import REMEMBERED
 
 _RunAll: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[SimulationResult]]

@@ -46,8 +46,7 @@ from nexar.cluster.decisions.successor_events import (
     SuccessorInput,
 )
 from nexar.cluster.membership import WORLD, Change, Membership
-from nexar.testing.simulator.data_links import LinkFrame
-from nexar.testing.simulator.world import RECOVERY_TIMEOUT, SimulationContext
+from nexar.testing.simulator.world import RECOVERY_TIMEOUT, LinkFrame, SimulationContext
 from nexar.types import NodeId, Rank
 
 _BUILD_SECONDS: Final = 0.02  # that a first generation takes: it waits for nobody

@@ -53,15 +53,14 @@ from nexar.cluster.decisions.successor_events import (
 )
 from nexar.cluster.membership import Change, Membership
 from nexar.errors import NexarError
-from nexar.testing.simulator.agree_calls import AgreeCalls, is_agree_message
-from nexar.testing.simulator.application import Application, ApplicationPlan
-from nexar.testing.simulator.data_links import LinkFrame
+from nexar.testing.simulator.application import AgreeCalls, Application, ApplicationPlan, is_agree_message
 from nexar.testing.simulator.laws import Violation
 from nexar.testing.simulator.world import (
     HEARTBEAT_INTERVAL,
     HEARTBEAT_TIMEOUT,
     PROBE_TIMEOUT,
     STUCK_TIMEOUT,
+    LinkFrame,
     SimulationContext,
     describe_event,
     describe_key,

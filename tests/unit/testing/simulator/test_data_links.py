@@ -3,8 +3,15 @@
 from random import Random
 
 from nexar.cluster.decisions.successor_events import GenerationKey
-from nexar.testing.simulator.data_links import IDLE_TIMEOUT, DataLinks, LinkFrame
-from nexar.testing.simulator.world import NetworkConditions, Partition, SimulatedNetwork, Timeline
+from nexar.testing.simulator.world import (
+    IDLE_TIMEOUT,
+    DataLinks,
+    LinkFrame,
+    NetworkConditions,
+    Partition,
+    SimulatedNetwork,
+    Timeline,
+)
 
 KEY = GenerationKey(1, 1)
 

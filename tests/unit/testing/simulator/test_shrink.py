@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 from nexar.cluster.decisions.successor_machine import SuccessorMachine
 from nexar.testing.simulator import Simulation, SimulationResult
-from nexar.testing.simulator.shrink import concerned_events, shrink
+from nexar.testing.simulator.simulation import concerned_events, shrink
 
 
 def broken_run(nodes: int) -> SimulationResult:

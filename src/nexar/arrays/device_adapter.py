@@ -30,7 +30,7 @@ class Pending(Protocol):
     """Copies in progress."""
 
     def done(self) -> bool:
-        """Never waits. Raises if they failed."""
+        """Never waits. Raises if the copies failed."""
 
 
 class CopyDone:
@@ -48,11 +48,11 @@ class DeviceAdapter(ABC):
 
     @abstractmethod
     def recognises(self, value: object) -> bool:
-        """Whether this is such an array. Must be fast and import nothing."""
+        """Whether the adapter handles this array. Must be fast and import nothing."""
 
     @abstractmethod
     def outline(self, value: Any) -> Outline:
-        """Raises UsageError with a remedy if it cannot be staged."""
+        """Raises UsageError with a remedy if the array cannot be staged."""
 
     def stream_of(self, value: Any) -> Any:
         """Returns the caller's current stream. Default: no streams."""

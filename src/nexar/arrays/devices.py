@@ -1,7 +1,7 @@
 """The CUDA adapter, and the registry of device adapters.
 
 A package adds an adapter through an entry point of the group `nexar.device_adapters`: a callable that returns a
-`DeviceAdapter`. Packages are loaded when the first unknown array arrives.
+`DeviceAdapter`. Packages are loaded with the first unknown array.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CudaAdapter(DeviceAdapter):
         return Outline(dtype, tuple(value.shape), str(value.device))
 
     def stream_of(self, value: Any) -> Any:
-        """Raises UsageError during graph capture: a replay would not repeat the messages."""
+        """Raises UsageError during graph capture: a replay would not repeat messages."""
         runtime = self._runtime()
         if runtime.is_current_stream_capturing():
             raise UsageError(
@@ -111,7 +111,7 @@ class CudaAdapter(DeviceAdapter):
         return self._runtime().stream(stream)
 
     def _after(self, values: Sequence[Any], stream: Any) -> Pending:
-        """Returns the end of all work so far. record_stream keeps torch's allocator from reusing a dropped tensor."""
+        """Returns the end of all work so far. record_stream keeps torch from reusing a dropped tensor's memory."""
         for value in values:
             value.record_stream(stream)
         event = self._runtime().Event()
@@ -120,7 +120,7 @@ class CudaAdapter(DeviceAdapter):
 
 
 def _computes(op: str, dtype: Any) -> bool:
-    """For torch, wide unsigned and 8-bit float types are storage only."""
+    """torch only stores wide unsigned and 8-bit float types."""
     if str(dtype) in _STORAGE_ONLY_DTYPES or (dtype.itemsize == 1 and dtype.is_floating_point):
         return False
     if op in ("band", "bor", "bxor"):
@@ -160,7 +160,7 @@ class DeviceRegistry:
         self._packages_loaded = False
 
     def add(self, adapter: DeviceAdapter) -> None:
-        """Earlier adapters are asked first. Raises UsageError for an invalid one."""
+        """Earlier adapters take precedence. Raises UsageError for an invalid one."""
         if not isinstance(adapter, DeviceAdapter):
             raise UsageError(
                 f"{adapter!r} is not a nexar.arrays.device_adapter.DeviceAdapter; pass an instance of a subclass"
@@ -171,7 +171,7 @@ class DeviceRegistry:
             self._known = (*self._known, Staging(adapter))
 
     def find(self, value: object) -> Staging | None:
-        """Returns None for an unknown array. Raises UsageError if a package that might know it failed to load;
+        """Returns None for an unknown array. Raises UsageError if a package that might know it failed to load,
         DeviceError if an adapter raises.
         """
         found = self._find_known(value)

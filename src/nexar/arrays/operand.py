@@ -1,7 +1,7 @@
 """Operands: the caller's values as NumPy arrays that share memory where possible.
 
-After a failed allocation a placeholder lets the call take its number and fail once begun: the other ranks would wait
-for a call that never begins.
+After a failed allocation a placeholder lets the call take its number and then fail: otherwise the other ranks would
+wait for it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _python_number(result: NDArray[Any]) -> object:
 
 
 def numpy_accepts(value: object) -> bool:
-    """Whether NumPy can use the memory, or it is not an array. Never copies."""
+    """Whether NumPy can use the memory, or the value is not an array. Never copies."""
     if isinstance(value, _SEEN) or hasattr(value, "__array_interface__") or _buffer_of(value) is not None:
         return True
     return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] in _DLPACK_HOST
@@ -154,7 +154,7 @@ class Operand:
             self._commit()
 
     def like(self, result: NDArray[Any]) -> Any:
-        """Returns a result in the caller's type; it may share the memory of `result`."""
+        """Returns a result in the caller's type; it may share memory with `result`."""
         return self._like(result)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -174,8 +174,8 @@ class Operand:
 def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
     """Returns the operand of a value. `writable`: the operation writes to it. `read=False`: its content is not needed.
 
-    Raises UsageError for unsupported types, dtypes and layouts, and for read-only memory that must be written;
-    DeviceError if a device's values cannot be read.
+    Raises UsageError for unsupported types, dtypes and layouts, and for read-only memory if `writable`; DeviceError if
+    a device cannot be read.
     """
     if type(value) is np.ndarray:  # the common case
         flags = value.flags
@@ -195,8 +195,8 @@ def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
 
 
 def placeholder_of(value: Any) -> Operand:
-    """For an array that cannot be copied for lack of memory; it must not be accessed. Raises MemoryError if even the
-    shape requires a copy.
+    """Replaces an array that cannot be copied for lack of memory; it must not be accessed. Raises MemoryError if even
+    the shape requires a copy.
     """
     staged = staged_array_of(value)
     if staged is not None:
@@ -263,7 +263,7 @@ def _contiguous(view: NDArray[Any], writable: bool) -> tuple[NDArray[Any], Calla
 
 
 class Allocations:
-    """The allocations of one call, by its thread."""
+    """The allocations of one call, made by its thread."""
 
     __slots__ = ("error",)
 

@@ -79,7 +79,7 @@ def reduction_of(op: str | ReduceFunction, *, commutative: bool = True) -> Reduc
     """Returns the reduction of a name or of an associative function `f(a, b) → array`.
 
     The function gets flat parts of the arrays, must not modify them, and keeps shape and dtype. Raises UsageError for
-    anything else.
+    other values.
     """
     found = _NAMED.get(op) if isinstance(op, str) else None
     if found is None:
@@ -98,7 +98,7 @@ def _of_function(op: object, commutative: bool) -> Reduction:
 
 
 def check(reduction: Reduction, dtype: np.dtype[Any]) -> None:
-    """Raises UsageError if it is undefined for the dtype."""
+    """Raises UsageError if the reduction is undefined for the dtype."""
     if reduction.code not in _DEFINED[kind_of(dtype)]:
         raise UsageError(f"{reduction.name} of {dtype} is not defined: {_REASONS[reduction.code]}")
 

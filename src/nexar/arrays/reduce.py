@@ -111,7 +111,7 @@ _HOMOGENEOUS: Final = (np.add, np.minimum, np.maximum)  # f(s·a, s·b) = s·f(a
 
 
 class _NarrowScratch(threading.local):
-    """Per thread, because fresh memory costs more than the arithmetic."""
+    """Per thread: fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
         pair = np.empty(2 * BLOCK, np.float32)
@@ -249,7 +249,7 @@ class _Bits:
     def can(self, arithmetic: np.ufunc, divisor: int) -> bool:
         """Whether the result of scaled numbers is exactly the scaled result.
 
-        A quotient of n is the middle between two numbers or at least 1/2n of a last place away. f32 has 2⁻ˢ of a last
+        A quotient of n is the middle between two numbers, or at least 1/2n of a last place away. f32 has 2⁻ˢ of a last
         place, so for n < 2ˢ rounding to f32 first is harmless.
         """
         return not self.scaled or (arithmetic in _HOMOGENEOUS and divisor < 1 << self._layout.shift)
@@ -280,7 +280,7 @@ class _Bits:
 
     def round(self, total: Array, out: Array) -> bool:
         """Returns False, with both unchanged, for infinities, NaN and too large numbers. For subnormal results scaling
-        rounds first; `can` tells when that is harmless.
+        rounds first, which is harmless if `can`.
         """
         if not self.scaled:
             return self._round(total.view(np.int32), out.view(self._layout.signed), careful=False)
@@ -361,7 +361,7 @@ def rounds(reduction: Reduction, dtype: np.dtype[Any]) -> bool:
 def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combiner:
     """Combines two flat contiguous arrays; `out` may be one of them. Raises UsageError if undefined.
 
-    Thread-safe. Never warns: overflow is infinity, integers wrap. If a user's function raises, `out` is unchanged.
+    Thread-safe. Never warns: overflow gives infinity, integers wrap. If a user's function raises, `out` is unchanged.
     """
     check(reduction, dtype)
     if reduction.function is not None:
@@ -372,8 +372,8 @@ def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combi
 
 
 def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
-    """Left fold of flat contiguous arrays; `out` may be one of them. Divides an average by `size`. Narrow types
-    accumulate in f32 and are rounded once.
+    """Left fold of flat contiguous arrays; `out` may be one of them. Divides an average by `size`. Narrow types are
+    rounded once.
     """
     check(reduction, dtype)
     if reduction.function is not None:
@@ -406,8 +406,8 @@ def fold(reduction: Reduction, out: Array, inputs: Sequence[Array]) -> None:
 
 
 def finish(reduction: Reduction, array: Array, size: int) -> None:
-    """Finish a total in place: divide an average; with one rank, turn a logical result into 0 and 1. Narrow types are
-    rounded already: use round_total instead.
+    """Finish a total in place: divide an average; with one rank, turn a logical result into 0 and 1. For narrow types
+    use round_total.
     """
     if size == 1:
         if reduction.code in _LOGICAL:
@@ -505,8 +505,6 @@ def _fold_piece(ufunc: np.ufunc, out: Array, scratch: Array | None, inputs: Sequ
 
 
 class _Scratch(threading.local):
-    """Like _NarrowScratch."""
-
     def __init__(self) -> None:
         self.memory = np.empty(_BLOCK_BYTES, np.uint8)
 

@@ -1,7 +1,7 @@
 """Staging of device arrays: host memory pool, waiting and error conversion.
 
 Invariant: host memory is reused when no view of it exists and the device has finished with it. Every view keeps the
-array alive that was handed out; when that dies, the memory returns.
+handed-out array alive; when that dies, the memory returns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Block:
         self.lost = False  # a copy failed, so the device may still use it
 
     def idle(self) -> bool:
-        """Whether the device is done. Forgets completed copies, which may hold the memory."""
+        """Whether the device is done. Drops completed copies, which may hold the memory."""
         try:
             if self.pending is not None and self.pending.done():
                 self.pending = None
@@ -77,7 +77,7 @@ class HostMemory:
         self._taken: dict[int, _Block] = {}  # by id of the array handed out; dict methods are atomic
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Returns uninitialised memory, aligned for every dtype, usable while any view exists."""
+        """Returns uninitialised memory, aligned for every dtype, valid while any view exists."""
         size = rounded(size_bytes)
         with self._lock:
             self._collect()
@@ -91,7 +91,7 @@ class HostMemory:
         return handed[:size_bytes]
 
     def mark_in_use(self, array: NDArray[Any], pending: Pending) -> bool:
-        """The device uses this memory until `pending` is done. Returns False for memory of others."""
+        """The device uses this memory until `pending` is done. Returns False for foreign memory."""
         block = self._block(array)
         if block is None:
             return False
@@ -230,9 +230,7 @@ class CopyBatch:
         self._operation = operation
 
     def wait(self) -> None:
-        """Raises DeviceError if a copy fails. Sleeps, so that Ctrl-C works. No deadline: the caller's device work may
-        take any time.
-        """
+        """Raises DeviceError if a copy fails. Sleeps, so that Ctrl-C works. No deadline: device work may take long."""
         begun = time.monotonic()
         with _report(self._operation, self._device):
             while not self._pending.done():
@@ -240,7 +238,7 @@ class CopyBatch:
 
 
 def gather(staged_arrays: Sequence[StagedArray], into: NDArray[Any]) -> CopyBatch:
-    """Begin to copy device arrays into a flat array. Keep it until done."""
+    """Begin to copy device arrays into a flat array, which must be kept until done."""
     first = staged_arrays[0]
     with _report("stage_out", first.outline.device):
         pending = _checked_pending(

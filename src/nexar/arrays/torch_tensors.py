@@ -1,6 +1,6 @@
 """Conversion between torch tensors on the CPU and arrays that share their memory.
 
-torch is not imported here: a caller with a tensor has done that. Autograd does not see collectives.
+torch is not imported here: a caller with a tensor has imported it. Autograd does not see collectives.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def array_of(tensor: Any) -> NDArray[Any]:
 
 
 def array_in_memory(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns an array with the tensor's strides, which keeps the tensor alive. `Tensor.numpy()` would forbid resizing
-    the storage, which FSDP does; DLPack arrays are read-only with older NumPy. Do not use it after a resize.
+    """Returns an array with the tensor's strides that keeps the tensor alive. `Tensor.numpy()` would forbid resizing
+    the storage, as FSDP does; DLPack arrays are read-only in older NumPy. Invalid after a resize.
     """
     shape, strides, length = tensor.shape, None, tensor.nbytes
     start: int = tensor.data_ptr()
@@ -114,7 +114,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> Any:
 
 
 def addresses(tensor: Any) -> tuple[int, int]:
-    """Returns its first address and the one after its last."""
+    """Returns the first address and the one after the last."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start

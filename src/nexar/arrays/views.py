@@ -25,7 +25,7 @@ def as_bytes(array: NDArray[Any]) -> memoryview:
 
 
 def code_and_shape(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
-    """Returns the description of an array in a frame."""
+    """Returns an array's description in a frame."""
     return code_of(array.dtype), array.shape
 
 

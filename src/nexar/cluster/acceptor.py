@@ -1,6 +1,6 @@
-"""Incoming connections: each becomes a link, a bulk channel, a liveness connection, or is refused.
+"""Incoming connections: each becomes a link, a bulk channel or a liveness connection, or is refused.
 
-The transport verifies certificate chain and node. The pin, rank and epoch are checked here.
+The transport verifies certificate chain and node; pin, rank and epoch are checked here.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Doubled, because a node may dial again before the end of its last dial is notice
 class IncomingLimit:
     """Incoming connections that are not links yet. Not thread-safe.
 
-    Invariant: one node has at most `most_of_one` connections, all nodes together `most`. One more displaces the oldest,
-    of that node or of all, so a silent dialer keeps no other node out.
+    Invariant: one node has at most `most_of_one` connections, all together `most`. One more displaces the oldest, of
+    that node or of all, so a silent dialer keeps no other node out.
     """
 
     def __init__(self, most: int = MAX_INCOMING, most_of_one: int = MAX_INCOMING_PER_NODE) -> None:
@@ -113,7 +113,7 @@ _LOST: Final = "the link between us was lost"
 
 
 class PeerAcceptor:
-    """The `Acceptor` of one node's transports. The driver calls its methods unless they say otherwise."""
+    """The `Acceptor` of one node's transports. The driver calls its methods unless stated otherwise."""
 
     def __init__(
         self,
@@ -164,11 +164,11 @@ class PeerAcceptor:
         carrier.abort(_DIALED_TOO_OFTEN)
 
     def arrivals(self) -> list[Carrier]:
-        """Any thread that holds the lock of the peer table."""
+        """Requires the lock of the peer table. Any thread."""
         return self._arrivals.listed()
 
     def receive(self, carrier: Carrier, directory: PeerDirectory) -> None:
-        """Call it once the membership is known. Any thread."""
+        """Requires a known membership. Any thread."""
         refusal = pin_mismatch(carrier, directory)
         if refusal is not None:
             self._remove_arrival(carrier)

@@ -47,7 +47,7 @@ class Interface:
 
     @property
     def is_bridge(self) -> bool:
-        """Leads to containers or virtual machines, by its name."""
+        """Whether the name is that of a bridge to containers or virtual machines."""
         return _BRIDGE.match(self.name) is not None
 
 
@@ -104,7 +104,7 @@ def add_seen_address(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dic
 
 
 def check_advertised(addresses: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises UsageError. Schemes of other packages have their own form."""
+    """Raises UsageError. Ignores schemes of other packages, which have their own form."""
     for scheme in node_port_schemes():
         for address in addresses.get(scheme, ()):
             try:
@@ -135,7 +135,7 @@ def _objections(interface: Interface, number: IpAddress) -> tuple[bool, bool, bo
 
 
 def _is_reachable(bound: IpAddress | None, number: IpAddress) -> bool:
-    """For remote peers, and for a socket bound to `bound`."""
+    """For remote peers, at a socket bound to `bound`."""
     if number.is_loopback or number.is_unspecified or number.is_multicast:
         return False
     if number.version == 6:

@@ -1,4 +1,4 @@
-"""Runs the Paxos instances of `comm.agree()`: messages, timer and waiting callers of AgreementInstances."""
+"""Runs the Paxos instances of `comm.agree()`: messages, timer and waiting callers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AgreedValue(Operation):
         return AwaitedPeer(missing="the vote of a majority")
 
     def cancel(self) -> None:
-        """The ballot continues for the other voters."""
+        """Does nothing: the ballot continues for the other voters."""
 
     def settle(self, value: bytes) -> None:
         """Under the node's lock."""
@@ -49,7 +49,7 @@ class AgreedValue(Operation):
 
 
 class Agreements:
-    """Any thread. Close it before the mesh."""
+    """The agreements of one node. Any thread. Close it before the mesh."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Agreements:
             self._instances.add_generation(communicator, generation, voters)
 
     def end_generation(self, communicator: int, generation: int) -> None:
-        """The node still votes for the others, until newer generations displace this one."""
+        """The node still votes for others, until newer generations displace this one."""
         with self._lock:
             actions = self._instances.end_generation(communicator, generation)
         self._perform(actions)
@@ -89,7 +89,7 @@ class Agreements:
         self._perform(actions)
 
     def voter_lost(self, node: NodeId, cause: str) -> None:
-        """Like `voters_removed`, until `voter_reachable`, for a voter that stays a member until a user removes it."""
+        """Like `voters_removed`, until `voter_reachable`, for a voter that stays a member."""
         with self._lock:
             actions = self._instances.voter_lost(node, cause)
         self._perform(actions)
@@ -99,7 +99,7 @@ class Agreements:
             self._instances.voter_reachable(node)
 
     def propose(self, instance: Instance, value: bytes) -> AgreedValue:
-        """Completes with the chosen value. Raises UsageError if that is forgotten, PeerLost without a majority, the
+        """Completes with the chosen value. Raises UsageError if that is forgotten, PeerLost without a majority, or the
         error of `end_all`.
         """
         now = time.monotonic()
@@ -113,7 +113,7 @@ class Agreements:
         return agreed
 
     def receive(self, sender: NodeId, message: MembershipMessage) -> None:
-        """Messages about unknown communicators are dropped; senders repeat them."""
+        """Drops messages about unknown communicators; senders repeat them."""
         if isinstance(message, Suspect):
             return
         now = time.monotonic()
@@ -124,7 +124,7 @@ class Agreements:
         self._timer.wake_by(due)
 
     def missing(self, instance: Instance) -> list[NodeId]:
-        """Voters that have not answered the ballot of this node."""
+        """Voters that have not answered this node's ballot."""
         with self._lock:
             return self._instances.missing(instance)
 

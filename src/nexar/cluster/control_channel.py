@@ -1,4 +1,4 @@
-"""Control messages: dispatch of received ones by type, events of the mesh, and sending to members without a link."""
+"""Control messages: dispatch by type, events of the mesh, and sending to members without a link."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ MeshEvent: TypeAlias = LinkLost | LivenessConnectionLost | RouteLost | Neighbour
 
 
 class ControlChannel:
-    """Handlers are called without the node's lock and must not block: those of messages by the driver, that of events
-    by any thread. A joiner has links, for its state, before most handlers are connected.
+    """Dispatches messages and events. Handlers are called without the node's lock and must not block: message handlers
+    by the driver, the event handler by any thread. A joiner has links, for its state, before most handlers are
+    connected.
     """
 
     def __init__(self, rest: ControlHandler) -> None:
@@ -79,12 +80,10 @@ class ControlChannel:
         self._on_event: Callable[[MeshEvent], None] | None = None
 
     def connect(self, handler: ControlHandler, *kinds: type[Message]) -> None:
-        """Handle messages of these types."""
         for kind in kinds:
             self._handlers[kind] = handler
 
     def connect_events(self, handler: Callable[[MeshEvent], None]) -> None:
-        """Handle what the mesh notices."""
         self._on_event = handler
 
     def control(self, link: Link, message: Message) -> None:
@@ -100,10 +99,7 @@ _DIAL_TIMEOUT: Final = 1.0  # seconds
 
 
 class BackgroundSender:
-    """Sends messages to members that must be dialed first. Any thread.
-
-    A member has at most one task, which sends its messages in order.
-    """
+    """Sends messages to members that must be dialed first, in order per member. Any thread."""
 
     def __init__(
         self,
@@ -112,7 +108,7 @@ class BackgroundSender:
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`run_in_thread` runs a task that blocks; it may drop it when the node closes."""
+        """`run_in_thread` runs a blocking task, or drops it when the node closes."""
         self._own_delay = own_delay
         self._links = links
         self._run_in_thread = run_in_thread
@@ -120,7 +116,7 @@ class BackgroundSender:
         self._queued: dict[NodeId, deque[Message]] = {}  # of each member that has a task; guarded by the lock
 
     def send(self, node: NodeId, message: Message) -> None:
-        """May lose the message. Never blocks. Raises what `run_in_thread` raises."""
+        """Never blocks. The message may be lost. Raises the errors of `run_in_thread`."""
         with self._lock:
             messages = self._queued.get(node)
             if messages is not None:

@@ -1,10 +1,7 @@
 """The control loop of one node: timers, sockets and short callbacks, one at a time, in one thread.
 
-A callback must never block: the heartbeats of this node are timers of the same loop. It may take locks that are held
-briefly, and send without waiting. Longer work belongs in a TaskPool. A callback over SLOW_CALLBACK is logged.
-
-`SerialQueue` is the other half: the thread that heard a decision carries it out, if no other does. `CancelToken` ends
-dials and waits when the node closes.
+A callback must never block: this node's heartbeats are timers of the same loop. It may take briefly held locks, and
+send without waiting. Longer work belongs in a TaskPool. A callback over SLOW_CALLBACK is logged.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class Timer:
         self.closed = False
 
     def move(self, when: float) -> None:
-        """Run at `when`, whatever was set before."""
+        """Run at `when`, replacing an earlier setting."""
         self._loop.set_timer(self, when)
 
     def wake_by(self, due: float | None) -> None:
@@ -57,12 +54,12 @@ class Timer:
             self._loop.set_timer(self, due, only_earlier=True)
 
     def cancel(self) -> None:
-        """Forget the time that was set. The callback may be running. Never blocks."""
+        """Clear the time. The callback may be running. Never blocks."""
         self._loop.set_timer(self, None)
 
     def close(self) -> None:
-        """Never run again. Waits until a running callback has returned, except inside the loop: so the caller holds no
-        lock that the callback needs. Idempotent.
+        """Never run again. Waits for a running callback, except inside the loop, so the caller must hold no lock that
+        the callback needs. Idempotent.
         """
         self._loop.close_timer(self)
 
@@ -70,8 +67,8 @@ class Timer:
 class TimerSet:
     """The timers that have a time. The owner's lock guards every method.
 
-    A set and not a heap: a node has a few dozen timers, most are moved before they run, and every step here is atomic,
-    so a finaliser that runs in the middle of one may set a timer.
+    Not a heap: a node has a few dozen timers, most are moved before they run, and every step is atomic, so a finaliser
+    that interrupts one may set a timer.
     """
 
     def __init__(self) -> None:
@@ -91,11 +88,10 @@ class TimerSet:
             self._timers[timer] = None
 
     def first(self) -> float | None:
-        """The earliest time."""
         return min((timer.due for timer in list(self._timers) if timer.due is not None), default=None)
 
     def take(self, now: float, newest: int) -> Timer | None:
-        """Remove the timer that is due first, except those set after number `newest`."""
+        """Remove and return the first due timer, except those set after number `newest`."""
         due = [each for each in list(self._timers) if each.due is not None and each.due <= now]
         timer = min((each for each in due if each.number <= newest), key=_order, default=None)
         if timer is not None:
@@ -149,9 +145,7 @@ class _Poller:
             self._selector.unregister(watched)
 
     def close(self) -> None:
-        """Also the sockets that are still registered. Nothing is unregistered first: after a fork the kernel's set
-        belongs to the parent too.
-        """
+        """Also closes registered sockets. Unregisters nothing: after a fork the parent shares the kernel's set."""
         self._selector.close()
         for end in (self._sender, self._receiver, *(watch.socket for watch in self._watches.values())):
             end.close()
@@ -159,8 +153,8 @@ class _Poller:
 
 
 class ControlLoop:
-    """Runs timers, socket callbacks and queued callbacks, one at a time, in one thread that starts with the first of
-    them. Any thread, except as stated. Close it after those that use it. In a forked child it does nothing.
+    """Runs timers, socket callbacks and queued callbacks, one at a time, in one thread that starts on first use. Any
+    thread, except as stated. Close it after its users. In a forked child it does nothing.
     """
 
     def __init__(self, *, clock: Clock | None = None, name: str = "nexar-control", threaded: bool = True) -> None:
@@ -188,15 +182,15 @@ class ControlLoop:
         return self._clock.now()
 
     def call_at(self, when: float | None, callback: TimerCallback) -> Timer:
-        """A timer; None: without a time."""
+        """A timer; without a time if `when` is None."""
         timer = Timer(self, callback)
         if when is not None:
             self.set_timer(timer, when)
         return timer
 
     def call_soon(self, callback: Callable[[], None]) -> bool:
-        """Call it in the loop, after those queued before. False if it is dropped: the loop is closed, this is a forked
-        child, or MAX_QUEUED wait, which happens only if a callback blocks. A dropped callback is never called.
+        """Call it in the loop, after those queued before. False: it is dropped and never called, because the loop is
+        closed, this is a forked child, or MAX_QUEUED wait, which happens only if a callback blocks.
         """
         if not self._is_mine:
             return False
@@ -209,8 +203,8 @@ class ControlLoop:
         return True
 
     def close(self) -> None:
-        """Callbacks that were queued still run, timers do not. Sockets that are still registered are closed. Joins the
-        thread, except inside the loop. Idempotent.
+        """Queued callbacks still run, timers do not. Closes registered sockets. Joins the thread, except inside the
+        loop. Idempotent.
         """
         if not self._is_mine:
             return
@@ -230,7 +224,6 @@ class ControlLoop:
             self._poller.close()
 
     def next_due(self) -> float | None:
-        """When the next timer runs."""
         with self._lock:
             return self._timers.first()
 
@@ -273,16 +266,14 @@ class ControlLoop:
         self._open().register(watched, events, callback)
 
     def unregister(self, watched: socket.socket) -> None:
-        """Before the socket is closed. Idempotent."""
+        """Call this before closing the socket. Idempotent."""
         self._check_thread()
         self._open().unregister(watched)
 
     # -- the executing thread ----------------------------------------------------------------------------
 
     def step(self, longest: float = 0.0) -> None:
-        """Wait at most `longest` seconds for something to do, then do all that is due. What it causes waits for the
-        next step.
-        """
+        """Wait at most `longest` seconds for events, then do all that is due. New work waits for the next step."""
         if longest > 0 or self._poller is not None:
             self._poll(self._open(), longest)
         with self._lock:
@@ -315,7 +306,7 @@ class ControlLoop:
             poller.close()
 
     def _begin_sleep(self, longest: float) -> float:
-        """How long to sleep at most."""
+        """Returns the longest time to sleep."""
         with self._lock:
             now = self._clock.now()
             self._sleeps_until = now + longest  # before it looks: a finaliser that sets a timer from now on wakes it
@@ -395,7 +386,7 @@ class ControlLoop:
         return poller
 
     def _wake(self, due: float | None = None) -> None:
-        """Before `due`, or now. Under the lock."""
+        """Wake the thread before `due`, or now. Under the lock."""
         if self._sleeps_until is not None and self._poller is not None and (due is None or due < self._sleeps_until):
             self._sleeps_until = None
             self._poller.wake()
@@ -436,7 +427,7 @@ class CancelToken:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Call `wake`, which must not block, when cancelled before or inside the block."""
+        """Call `wake` when cancelled before or inside the block. It must not block."""
         key = object()
         with self._lock:
             self._wakes[key] = wake
@@ -476,7 +467,7 @@ class SerialQueue(Generic[Item]):
         self._waiting.extend(items)
 
     def drain(self) -> None:
-        """Perform the items unless another thread does. Raises what `perform` raises; the rest waits for the next
+        """Perform the items unless another thread does. Raises the errors of `perform`; the rest waits for the next
         call.
         """
         while self._waiting and os.getpid() == self._owner and self._draining.acquire(blocking=False):

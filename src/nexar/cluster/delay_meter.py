@@ -14,7 +14,7 @@ _NANOSECOND: Final = 1e-9
 
 
 class DelayMeter:
-    """`timer_ran` and `sample` measure. Any thread."""
+    """Measures in `timer_ran` and `sample`. Any thread."""
 
     def __init__(self, longest: float) -> None:
         self._lock = threading.Lock()

@@ -26,8 +26,7 @@ _RESERVED_THREADS: Final = 2  # of them for probes and control messages
 class Dialer:
     """Dials, and runs tasks that dial. Close it after the transports, whose end ends the dials.
 
-    Each attempt of a dial has a thread of its own and not one of the pool: the task that dials holds one of those while
-    it waits for the attempt.
+    Attempts have their own threads, outside the pool: the dialing task holds a pool thread while it waits for them.
     """
 
     def __init__(
@@ -55,7 +54,8 @@ class Dialer:
         cancel_token: CancelToken | None = None,
         failed: Callable[[str], None] | None = None,
     ) -> Carrier:
-        """A carrier of the first scheme that connects; `addresses` is in order of preference. Blocks; any thread.
+        """Returns a carrier of the first scheme that connects; `addresses` is in order of preference. Blocks; any
+        thread.
 
         Raises ConnectRefused with all reasons, TimeoutError at the deadline (time.monotonic), DialCancelled. Another
         thread calls `failed` with each scheme's reason; it must not block.
@@ -101,7 +101,7 @@ class Dialer:
                 self._threads.discard(threading.current_thread())
 
     def run_in_thread(self, task: Callable[[], None], priority: Priority = Priority.BACKGROUND) -> None:
-        """As `TaskPool.submit`. A task that does not dial and may take long belongs in `Node.background`."""
+        """As `TaskPool.submit`. Long tasks that do not dial belong in `Node.background`."""
         self._pool.submit(task, priority)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class _SchemeRace:
             self._condition.notify_all()
 
     def is_settled(self, until: float) -> bool:
-        """Wait until an attempt won, all failed, or `until`. False if the dial goes on."""
+        """Wait until an attempt won, all failed, or `until`. False if the dial continues."""
         with self._condition:
             self._condition.wait_for(
                 lambda: self._settled() or len(self._failures) == len(self._entered), until - time.monotonic()

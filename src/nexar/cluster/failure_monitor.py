@@ -1,9 +1,9 @@
 """Finds lost members from hints: lost links, ended liveness connections, silence, goodbyes, launcher reports.
 
 A hint starts a probe, and a member that answers is not lost. Two hints are losses without a probe: silence for the
-whole timeout, and a goodbye with a traceback. At most MAX_PROBES run at a time, since without CPU to spare each one
-delays the answers it waits for. A live member without a link is dialed again, in the dial pool; if that fails, this
-node reports a loss. The members decide together.
+whole timeout, and a goodbye with a traceback. At most MAX_PROBES run at a time: without spare CPU, each delays the
+answers it waits for. A live member without a link is dialed again, in the dial pool; if that fails, this node reports a
+loss. The members decide together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_PROBES: Final = 8  # at a time; further ones wait
 
 
 class _ProbeTask:
-    """One investigation. Its steps run one after another, in the control loop or in a thread that dials."""
+    """One investigation. Its steps run in sequence, in the control loop or in a dialing thread."""
 
     def __init__(self, node: NodeId, report: Callable[[Loss | None], None], release: Callable[[], None]) -> None:
         """`end` calls `report` with the result, then `release`."""
@@ -70,7 +70,7 @@ class _ProbeTask:
 
 
 class FailureMonitor:
-    """Any thread. Its probes end with the node's control loop, its dials with the node's dialer."""
+    """Any thread. Probes end with the node's control loop, dials with its dialer."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class FailureMonitor:
         liveness_of: Callable[[NodeId], PeerLiveness | None],
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`report_event` gets what the membership machine must know, `notify_users` events for users (node, state,
-        cause). `liveness_of` returns what the heartbeat knows of a node, None if it does not watch the node.
+        """`report_event` receives events for the membership machine, `notify_users` events for users (node, state,
+        cause). `liveness_of` returns the heartbeat's facts about a node; None if it is not watched.
         """
         self._loop = control_loop
         self._liveness_of = liveness_of
@@ -115,7 +115,7 @@ class FailureMonitor:
     # -- hints -----------------------------------------------------------------------------------------------
 
     def goodbye_received(self, link: Link, message: Message) -> None:
-        """After an exception the member is lost at once; otherwise it reads until its link ends."""
+        """After an exception the member is lost at once; otherwise when its link ends, because it still reads."""
         assert isinstance(message, Goodbye)
         loss = _announced_loss(message)
         with self._lock:
@@ -150,7 +150,7 @@ class FailureMonitor:
         self._investigate(node, Loss(LossKind.LINK_BROKEN, cause))
 
     def report_dead(self, node: NodeId, report: Loss) -> None:
-        """If a probe confirms it, the report is the cause if it outranks what the probe found."""
+        """If a probe confirms the report and it outranks the probe's finding, the report is the cause."""
         with self._lock:
             known = self._death_reports.get(node)
             is_news = known is None or not known.outranks(report)
@@ -163,7 +163,7 @@ class FailureMonitor:
             self._lose(node, report)
 
     def liveness_changed(self, report: LivenessReport) -> None:
-        """Silence is a loss even if the link looks healthy; a stuck member is only noticed."""
+        """Silence is a loss even if the link looks healthy; a stuck member is only reported."""
         if report.is_loss:
             self._lose(report.node, Loss(LossKind.NO_ANSWER, report.cause))
         elif report.state == "stuck":
@@ -247,7 +247,7 @@ class FailureMonitor:
         self._start_next()
 
     def _start_next(self) -> None:
-        """The caller leaves a place to it."""
+        """The caller must have reserved a place in `_busy`."""
         if not self._loop.call_soon(self._run_next):  # closed; or blocked, and then the next hint tries again
             with self._lock:
                 self._busy -= 1
@@ -261,7 +261,7 @@ class FailureMonitor:
             first()
 
     def _run_step(self, task: _ProbeTask, step: Callable[..., None], *arguments: Any) -> None:
-        """A step that raises ends the task, or the node would never be probed again: it counts as unreachable."""
+        """A step that raises ends the task as unreachable; otherwise the node would never be probed again."""
         try:
             step(task, *arguments)
         except DialCancelled:
@@ -287,7 +287,7 @@ class FailureMonitor:
             self._end_hint(node, hint, ended)
 
     def _ended_here(self, node: NodeId) -> Loss | None:
-        """ENDED at once for a process of this host that has ended: most losses there need no other thread."""
+        """ENDED at once if its process was on this host and has ended: most losses there need no other thread."""
         member, link = self._mesh.directory.find(node), self._mesh.find(node)
         if member is None or (link is not None and link.failure is None):
             return None  # a member with a working link is asked
@@ -370,7 +370,9 @@ class FailureMonitor:
         task.end(None)
 
     def _probe_or_redial(self, task: _ProbeTask) -> None:
-        """The task ends with why the member is unreachable; None if it is reachable, on its link or a new one."""
+        """The task ends with the reason why the member is unreachable; None if it is reachable, on its link or a new
+        one.
+        """
         node = task.node
         member = self._mesh.directory.find(node)
         if member is None:
@@ -398,12 +400,12 @@ class FailureMonitor:
         self._run_in_thread(partial(self._run_step, task, self._dial, severed))
 
     def _patience(self, liveness: PeerLiveness | None) -> float:
-        """Extra seconds for a process that exists: in total the silence after which its watchers report it."""
+        """Extra seconds for an existing process: in total the silence after which its watchers report it."""
         silence = 0.0 if liveness is None else liveness.age
         return max(0.0, self._node.config.heartbeat_timeout - self._timeout - silence)
 
     def _dial(self, task: _ProbeTask, severed: bool) -> None:
-        """Blocks: a step for the dial pool."""
+        """Blocks: runs in the dial pool."""
         node, dial = task.node, self._mesh.relink if severed else self._mesh.dial
         try:
             longest = min(_LONGEST_DIAL, self._node.config.heartbeat_timeout) + self._own_delay()
@@ -447,7 +449,7 @@ class FailureMonitor:
 
 
 def _ignore_loss(_: Loss | None) -> None:
-    """Ignored."""
+    """Does nothing."""
 
 
 def _end_if_gone(task: _ProbeTask, link: Link, loss: Loss | None) -> None:

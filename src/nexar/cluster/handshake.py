@@ -56,8 +56,8 @@ def send_declined(carrier: Carrier, reason: str, *, superseded: bool = False, ex
 
 
 class DialingHandshake:
-    """The dialer's sink until the answer. The driver calls `answered` once, inside the sink call, where a link may take
-    over the carrier.
+    """The dialer's sink until the answer. The driver calls `answered` once, inside the sink call, so that a link may
+    take over the carrier.
     """
 
     def __init__(self, carrier: Carrier, introduce: Introduce, answered: OnAnswered) -> None:
@@ -108,7 +108,7 @@ class AnsweringHandshake:
     """The answerer's sink until the connection is a link or ends.
 
     `introduced` receives the introduction; `welcome` or `decline`, from any thread, answers it once. When a welcomed
-    dialer continues, `confirmed` receives the frame and must take the carrier over; otherwise `ended` is called.
+    dialer continues, `confirmed` receives the frame and must take over the carrier; otherwise `ended` is called.
     """
 
     def __init__(
@@ -242,8 +242,8 @@ class PeerDial:
         self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driver, once
 
     def run(self, deadline: float, connect_by: float | None = None) -> None:
-        """Blocks. Raises PeerDialFailed or DialSuperseded. The link then owns the carrier (`opened`) or it is aborted.
-        `connect_by`: an earlier deadline for the connection.
+        """Blocks. Raises PeerDialFailed or DialSuperseded. Afterwards the link owns the carrier (`opened`), or it is
+        aborted. `connect_by`: an earlier deadline for the connection.
         """
         carrier = self._connect(deadline if connect_by is None else min(connect_by, deadline))
         try:
@@ -350,7 +350,7 @@ class SidecarDial(PeerDial):
 
 
 class SidecarDialer:
-    """Opens bulk channels in the background, on the side that dialed the link. Any thread. A failure is harmless."""
+    """Opens bulk channels in the background, on the side that dialed the link. Any thread. Failures are harmless."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -363,7 +363,7 @@ class SidecarDialer:
     def open(
         self, member: Member, link: Link, introduce: Introduce, offered: str, why_not_accepted: IntroductionCheck
     ) -> None:
-        """Does nothing if the ends use different schemes. Never blocks."""
+        """Ignored if the ends use different schemes. Never blocks."""
         if self.offered == offered and takes_bulk_channel(self._node.sidecar, link.schemes):
             dial = SidecarDial(self._node, member, link, replace(introduce, sidecar=True), why_not_accepted)
             self._node.dialer.run_in_thread(partial(self._run, dial, link))

@@ -25,7 +25,7 @@ _MAX_CALLS: Final = 16  # in one heartbeat
 
 
 class Heartbeat:
-    """Idle until `adopt`. Close it, but not from inside `report`."""
+    """Idle until `adopt`. Do not close it inside `report`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Heartbeat:
         meter: DelayMeter | None = None,
     ) -> None:
         """`links` are or were open. `doing` returns the current calls and the last finished one. `report` may concern
-        nodes that have just left. The control loop calls all three, and any thread `links`; they must not block.
+        nodes that have just left. The control loop calls all three, any thread `links`; they must not block.
         """
         config = node.config
         self._me = node.id
@@ -61,7 +61,7 @@ class Heartbeat:
     # -- any thread --------------------------------------------------------------------------------------
 
     def adopt(self, membership: Membership) -> None:
-        """Known members stay known. A heartbeat follows at once if there is a new one."""
+        """Known members stay known. New ones cause a heartbeat at once."""
         rank = membership.rank_of(self._me)
         if rank is None:
             raise UsageError("this node is not in the membership that it is given")

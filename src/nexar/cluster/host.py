@@ -38,8 +38,8 @@ def _network_namespace() -> str:
 
 
 def read_interfaces() -> tuple[Interface, ...]:
-    """All of them, in the order of the system."""
-    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - only who forms a cluster pays for it
+    """All interfaces, in the system's order."""
+    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - only a process in a cluster pays for it
 
     states = psutil.net_if_stats()
     return tuple(

@@ -1,6 +1,6 @@
 """Joining: the connection to the seed, and the client that retries until it is admitted or refused.
 
-The connection stays open while the node is in the cluster: it shows that the node is alive.
+The connection stays open while the node is in the cluster, as a sign of life.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _Received: TypeAlias = JoinMessage | NexarError | ConnectionError
 
 
 class SeedConnectionLost(ConnectionError):
-    """The connection is lost, or carries invalid data."""
+    """The connection is lost or carries invalid data."""
 
 
 class NotTheSeed(ConnectionError):
@@ -145,8 +145,8 @@ class JoinConnection:
     def prove_each_other(
         self, invitation: Invitation, node: NodeId, role: Role, capabilities: frozenset[str], deadline: float
     ) -> bytes:
-        """Send the hello, check the seed's proof, return ours. Raises NotTheSeed before sending anything that depends
-        on the secret; else as `receive`.
+        """Send the hello, check the seed's proof, return ours. Raises NotTheSeed before anything that depends on the
+        secret is sent; else as `receive`.
         """
         nonce = make_nonce()
         assert role != "seed"
@@ -236,7 +236,7 @@ _Answer = TypeVar("_Answer", Welcome, StatusPageReply)
 
 
 def pause_before(attempt: int, random: Random) -> float:
-    """Return the seconds before attempt 0, 1, 2, …: none, then up to a bound that doubles."""
+    """Seconds before attempt 0, 1, 2, …: none, then up to a bound that doubles."""
     if attempt == 0:
         return 0.0
     bound = FIRST_PAUSE * 2.0 ** min(attempt - 1, _DOUBLINGS)
@@ -373,7 +373,7 @@ class JoinClient:
         return f"no seed answers at {where}: {self._last_failure}{seconds_left(deadline)}"
 
     def _attempt(self, connect: Callable[[], _Result]) -> _Result:
-        """Raises final errors for users, others as OSError."""
+        """Converts final errors to those for users; others are OSError."""
         self.attempts += 1
         try:
             return connect()
@@ -558,7 +558,7 @@ def _missing(progress: FormationProgress) -> str:
 
 
 def _ignore_membership(_: Membership) -> None:
-    """Ignored."""
+    """Does nothing."""
 
 
 def _not_known_yet(_: Membership) -> None:
@@ -575,7 +575,7 @@ def _read_membership(connection: JoinConnection, message: Committed | Current) -
 
 
 def take_certificate(node: Node, cluster: str, certificate: bytes, authority: bytes) -> tuple[datetime, datetime]:
-    """Install certificate and authority (PEM). Returns the validity. Raises SeedConnectionLost if they are unusable."""
+    """Install certificate and authority (PEM); returns the validity. Raises SeedConnectionLost if they are unusable."""
     try:
         loaded = x509.load_pem_x509_certificate(certificate)
         node.certify(make_credentials(node.id, cluster, node.key, loaded), Trust(authority))

@@ -2,7 +2,7 @@
 
 QUIC is silent when a process dies; the system closes a TCP connection at once. So watcher and watched node keep an idle
 TLS connection, unless shared memory or TLS connects them already. The lower rank dials. A broken connection is only a
-hint of a death; a connection that was closed properly is not.
+hint of a death; a properly closed one is not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from nexar.wire.frame import Frame
 
 
 class LivenessConnection:
-    """The sink of an idle carrier, made inside a call of the previous sink. The driver calls `over` once, unless
-    aborted: with the cause, or None if the peer finished.
+    """The sink of an idle carrier, made inside a call of the previous sink. Unless aborted, the driver calls `over`
+    once: with the cause, or None if the peer finished.
     """
 
     def __init__(self, carrier: Carrier, over: Callable[[LivenessConnection, str | None], None]) -> None:
@@ -105,7 +105,7 @@ class LivenessDial(PeerDial):
         self._on_taken(carrier)
 
     def _after_open(self, answer: Introduced, deadline: float) -> None:
-        """Nothing more to open."""
+        """Does nothing."""
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class LivenessConnections:
         self._timer.wake_by(due)
 
     def _goal(self, member: Member, now: float) -> _WantedConnection:
-        """A new one is due now. Others are checked soon: not while the next communicator is built."""
+        """A new one is due now; others soon, not while the next communicator is built."""
         old = self._goals.get(member.node)
         if old is None:
             return _WantedConnection(member, since=now, due=now)
@@ -174,7 +174,7 @@ class LivenessConnections:
         return old
 
     def _dials(self, node: NodeId) -> bool:
-        """The lower rank, if it has TLS. Under the lock."""
+        """Whether this node dials: it has the lower rank and TLS. Under the lock."""
         directory = self._directory
         if directory is None or tcp_scheme(self._node.schemes) is None:
             return False

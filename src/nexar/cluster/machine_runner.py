@@ -2,10 +2,10 @@
 
 Invariants:
 - The lock orders the events. Actions are performed in that order, one at a time, without the lock, by any thread that
-  finds no other performing. So a decision that comes with a message is carried out by the thread that received it.
-- No action blocks: it sends without waiting, starts what takes long, and takes only locks that are held briefly. So an
-  interruption waits at most for short actions before it, and links close only after it.
-- An action may put events; their actions follow those that wait already.
+  finds no other performing: usually the thread that received the decision.
+- No action blocks: it sends without waiting, starts long work elsewhere, and takes only briefly held locks. So an
+  interruption waits only for the short actions before it, and links close only after it.
+- An action may put events; their actions follow those already waiting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MIN_DELAY_CHANGE: Final = 0.25  # seconds; smaller changes of the own delay are
 
 
 class MachineRunner:
-    """The machine of one node, its events, actions and timer. Any thread. In a forked child it does nothing."""
+    """Events, actions and timer of one node's machine. Any thread. In a forked child it does nothing."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MachineRunner:
 
     def put(self, event: NodeInput) -> list[NodeAction]:
         """Returns the actions, which another thread may still be performing. Not under the node's lock. Never blocks.
-        After `stop`, events about the membership have no effect.
+        After `stop`, membership events have no effect.
         """
         if os.getpid() != self._owner:
             return []
@@ -64,18 +64,18 @@ class MachineRunner:
         return actions
 
     def put_later(self, event: NodeInput) -> None:
-        """With the next event. Takes no lock, so a finaliser may call it."""
+        """Handle the event with the next one. Takes no lock, so a finaliser may call it."""
         self._deferred.append(event)
 
     def wait(self) -> None:
-        """Until all actions are performed. Inside an action it returns at once."""
+        """Wait until all actions are performed. Returns at once inside an action."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self._performer == threading.get_ident() or not (self._waiting or self._performer)
             )
 
     def stop(self) -> None:
-        """Decide nothing about the membership any more. Waits until a tick has been handled. Idempotent."""
+        """Ignore further membership events. Waits until a tick has been handled. Idempotent."""
         with self.changed:
             self._stopped = True
         self._timer.close()
@@ -105,7 +105,7 @@ class MachineRunner:
             yield self._deferred.popleft()
 
     def _perform_waiting(self) -> None:
-        """Returns at once if an action is being performed, also by this thread: that one performs the rest."""
+        """Returns at once if any thread, even this one, is performing an action: that thread performs the rest."""
         while (action := self._take()) is not None:
             try:
                 self._perform(action)

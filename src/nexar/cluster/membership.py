@@ -1,11 +1,11 @@
 """The membership at one epoch, and the change that leads to the next. Pure and immutable.
 
-Ranks are indices, so they are dense. Keys are pinned by fingerprint, so members recognise each other without the seed.
+Ranks are indices, so they are dense. Keys are pinned by fingerprint: members recognise each other without the seed.
 Launchers and the seed are pinned too but hold no rank.
 
 Invariants:
 - Encodings are canonical: equal values have equal bytes.
-- A change holds differences only. Applied to equal memberships it gives equal ones. Remaining members keep their order;
+- A change holds only differences. Applied to equal memberships it gives equal ones. Remaining members keep their order;
   joiners are appended.
 - The next generation of a communicator follows from the changes alone, so all its members compute the same one.
 """
@@ -74,7 +74,7 @@ _member_decoder: Final = msgspec.msgpack.Decoder(Member)
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Raises MembershipError if its parts are inconsistent."""
+    """A membership. Raises MembershipError if its parts are inconsistent."""
 
     cluster: str
     epoch: int
@@ -199,12 +199,12 @@ def check_size(membership: Membership) -> None:
 
 
 def share_bytes(member: Member) -> int:
-    """Its share of an encoded membership."""
+    """The member's share of an encoded membership."""
     return len(encode_member(member))
 
 
 def allowed_share_bytes(size: int) -> int:
-    """Share with which all members fit, with as many launchers."""
+    """The share with which all members, and as many launchers, fit."""
     return (MAX_MEMBERSHIP_BYTES - _REST_BYTES) // size - _ATTENDANT_BYTES
 
 
@@ -267,8 +267,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     renewed: tuple[int, ...] = ()  # communicators that get a successor with the same members
 
     def apply(self, membership: Membership) -> Membership:
-        """Raises MembershipError if it does not fit this membership, leaves no member, exceeds a limit, or has an
-        undialable joiner.
+        """Raises MembershipError if the change does not fit this membership, leaves no member, exceeds a limit, or has
+        an undialable joiner.
         """
         if self.epoch != membership.epoch + 1:
             raise MembershipError(f"a change to epoch {self.epoch} of a membership of epoch {membership.epoch}")
@@ -335,8 +335,9 @@ def next_generation(
 ) -> Membership | None:
     """The next generation after these changes; None if they do not concern the communicator.
 
-    `world` is the result of the last change; older ones that do not concern it may be missing. The epoch is that of the
-    last one that does. Members gone by then are left out, so the result does not depend on when it is computed.
+    `world` is the result of the last change. Older changes that do not concern the communicator may be missing. The
+    epoch is that of the last change that does. Members gone by then are left out, so the result does not depend on when
+    it is computed.
     """
     members = kept = membership.members
     epoch, later = membership.epoch, frozenset[NodeId]()  # departed since that epoch

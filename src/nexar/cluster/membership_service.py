@@ -1,6 +1,6 @@
-"""The membership of one node: what it knows of it, and messages to members and the seed.
+"""The newest membership of one node, and messages to members and the seed.
 
-MembershipMachine decides. This performs what concerns messages and links; none of it blocks.
+MembershipMachine decides. This performs its actions on messages and links; none blocks.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class MembershipService:
             _log.debug("message to node %x lost: %s", link.peer, error)
 
     def adopt(self, change: Change, after: Membership) -> None:
-        """Publish the next membership and close the links of those who left. Called by the performing thread."""
+        """Publish the next membership and close the links of departed members. Only the performing thread."""
         self._membership = after
         self._last_probes.clear()
         self._mesh.adopt(after, change)

@@ -1,10 +1,10 @@
 """The links of one node to the other members, opened on first use or, in a small world, all at once.
 
-A link may have several carriers. Pairs number their links, so that a new dial after a loss that one side has not
-noticed differs from a concurrent dial.
+A link may have several carriers. Pairs number their links: this distinguishes a new dial, after a loss that one side
+has not noticed, from a concurrent dial.
 
 Invariant: in a large full mesh each rank dials the ranks it watches and is dialed by its watchers, never both ways. So
-a rank that cannot be dialed is found although it can dial. The cost per rank does not grow with the world.
+a rank that can dial but cannot be dialed is found. The cost per rank does not grow with the world.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Mesh:
         self._timer = node.control_loop.call_at(None, self._lose_overdue)
 
     def _make_liveness_connections(self) -> LivenessConnections | None:
-        """None if the peers are in this process: its threads do not end silently. The node runtime closes them."""
+        """None if the peers are in this process, whose threads do not end silently. The node runtime closes them."""
         if not self._node.has_remote_peers:
             return None
         return LivenessConnections(
@@ -82,8 +82,8 @@ class Mesh:
     # -- membership ------------------------------------------------------------------------------------
 
     def adopt(self, membership: Membership, change: Change | None = None) -> None:
-        """Links to removed members are closed, except to quiet ones, whose data may still arrive. Lost links may be
-        dialed again. Early connections are checked. Never blocks.
+        """Closes links to removed members, except to quiet ones, whose data may still arrive. Lost links may be dialed
+        again. Checks early connections. Never blocks.
         """
         with self._peers.changed:
             old = self._peers.directory
@@ -102,7 +102,7 @@ class Mesh:
             self.acceptor.receive(carrier, directory)
 
     def _lose_overdue(self, now: float) -> float | None:
-        """Lose links to nodes that closed LONGEST_CLOSE ago, so that calls end. Returns when to call again."""
+        """Lose links to nodes that closed LONGEST_CLOSE ago, so that calls end. Returns the next time."""
         for link in self.quiet_leavers.overdue(now):
             link.lose(f"it closed {LONGEST_CLOSE:.0f} s ago, and nothing more came from it")
         return self.quiet_leavers.due()
@@ -143,7 +143,7 @@ class Mesh:
         raise PeerLost(rank=directory.rank_of(node), node=node, address=address_of(member), cause=cause)
 
     def relink(self, node: NodeId, deadline: float) -> Link:
-        """Like `link`, but replaces a lost link, and a failed dial, by a direct connection."""
+        """Like `link`, but replaces a lost link or a failed dial by a direct connection."""
         with self._peers.changed:
             pair = self._peers.get(node)
             lost = pair is not None and pair.link.failure is not None and pair.is_open
@@ -246,7 +246,7 @@ class Mesh:
         ]
 
     def settle(self, unneeded: Callable[[NodeId], bool]) -> None:
-        """Before `close`, wait until relayed data has arrived, except for `unneeded` nodes. Each peer has
+        """Call this before `close`: waits until relayed data has arrived, except for `unneeded` nodes. Each peer has
         `heartbeat_timeout` to answer.
         """
         try:

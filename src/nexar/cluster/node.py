@@ -114,7 +114,7 @@ class Node:
 
     @property
     def schemes(self) -> frozenset[str]:
-        """Names of its schemes; on the wire the field `capabilities`."""
+        """The field `capabilities` on the wire."""
         return frozenset(self._by_scheme)
 
     # -- incoming connections --------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Node:
         )
 
     def memory_address_for(self, peer: NodeId) -> str:
-        """For this peer alone; empty if none."""
+        """An address for this peer alone; empty if none."""
         return (self._memory.address_for(peer) or "") if self._memory is not None else ""
 
     def connect_memory(self, address: str, peer: NodeId, deadline: float) -> Carrier:

@@ -54,7 +54,7 @@ def _run_here(task: Callable[[], None]) -> None:
 
 
 class TcpProbe:
-    """A TCP connection attempt. Only in its loop, like the `with` block that ends it."""
+    """A TCP connection attempt. Use it, and the `with` block that ends it, only in its loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class TcpProbe:
         *,
         run_in_thread: RunInThread = _run_here,
     ) -> None:
-        """`changed` is called after each change, except during the construction. `run_in_thread` looks up names."""
+        """`changed` is called after each change, except during construction. `run_in_thread` looks up names."""
         self.address: Final = address
         self._loop = loop
         self._changed = changed
@@ -186,8 +186,8 @@ def nobody_listens(addresses: Sequence[str], timeout: float) -> bool:
 
 
 def ended_on_this_host(node: Node, member: Member) -> Loss | None:
-    """ENDED if the member is of this host and its system refuses connections; None: a probe must find out. Never
-    blocks: inside one host the kernel has answered a connection when `connect` returns.
+    """ENDED if the member is on this host and its system refuses connections; None: probe it. Never blocks: within one
+    host the kernel answers before `connect` returns.
     """
     if member.host != node.host:
         return None
@@ -227,7 +227,7 @@ class PingTable:
         self._waiting: dict[int, tuple[NodeId, Callable[[], None]]] = {}  # guarded by the lock
 
     def expect(self, peer: NodeId, answered: Callable[[], None]) -> int:
-        """A number for a Ping. The driver calls `answered` for each Pong until `forget`; it must not block."""
+        """Returns a number for a Ping. The driver calls `answered` for each Pong until `forget`; it must not block."""
         with self._lock:
             number = next(self._numbers)
             self._waiting[number] = (peer, answered)
@@ -261,7 +261,7 @@ _MIN_OPEN_SECONDS: Final = 0.02  # seconds that a connection must last; shorter 
 
 
 class PeerProbe:
-    """Finds out whether a member is reachable. Only in its loop."""
+    """Probes whether a member is reachable. Only in its loop."""
 
     def __init__(
         self,
@@ -277,8 +277,8 @@ class PeerProbe:
         packets: bool = True,
         patience: float = 0.0,
     ) -> None:
-        """The loop calls `finished` once, later, with the reason why the member is unreachable, None if it is
-        reachable: by the deadline, `patience` later for a process that exists, at once when the node closes.
+        """The loop calls `finished` once, later: with the reason why the member is unreachable, or None if it is
+        reachable. It does so by the deadline, `patience` later for an existing process, at once when the node closes.
 
         Without `packets` the Python code must answer: the caller cannot tell how long it has been stuck. Without a link
         an accepted connection suffices. `run_in_thread` looks up names. Raises if the addresses are invalid.
@@ -310,7 +310,7 @@ class PeerProbe:
             self._resources = stack.pop_all()
 
     def close(self) -> None:
-        """`finished` is not called any more. Idempotent."""
+        """`finished` is not called afterwards. Idempotent."""
         self._over = True
         self._resources.close()
 
@@ -342,7 +342,7 @@ class PeerProbe:
             self._finished(loss)
 
     def _result(self) -> tuple[bool, Loss | None]:
-        """Whether it is known, and the loss."""
+        """Returns whether the result is known, and the loss."""
         if self._lives():
             return True, None
         now, end = self._loop.now(), self._deadline + (self._patience if self._exists else 0.0)
@@ -399,7 +399,7 @@ class PeerProbe:
 
 
 def broken_probe(node: NodeId, fault: Exception) -> Loss:
-    """Log an exception of a probe. It counts as unreachable: others must agree to a removal."""
+    """Log an exception of a probe. The node counts as unreachable: others must agree to a removal."""
     text = f"it cannot be probed: {type(fault).__name__}: {fault}"
     _log.error("node %s: %s", format_node(node), text, exc_info=fault)
     return Loss(LossKind.NO_ANSWER, text)
@@ -415,8 +415,8 @@ def probe_peer(
     packets: bool = True,
     patience: float = 0.0,
 ) -> Loss | None:
-    """As PeerProbe, but blocks until the result is known (deadline: time.monotonic). Neither in the driver nor in a
-    control loop: it steps a loop of its own.
+    """As PeerProbe, but blocks until the result is known (deadline: time.monotonic). Steps its own loop: neither for
+    the driver nor for a control loop.
     """
     results: list[Loss | None] = []
     with ControlLoop(threaded=False) as loop:

@@ -99,8 +99,8 @@ class PeerEntry:
 
 
 class PeerTable:
-    """Made on first use, removed with the member. `changed` guards the table and is notified of changes. Callers hold
-    it unless a method says otherwise.
+    """Peer entries, made on first use and removed with the member. `changed` guards the table and is notified of
+    changes. Callers hold it unless a method says otherwise.
     """
 
     def __init__(
@@ -199,5 +199,5 @@ class PeerTable:
 
 
 def address_of(member: Member) -> str | None:
-    """The best one, for messages."""
+    """The best address, for messages."""
     return next((advertised[0] for advertised in member.addresses.values() if advertised), None)

@@ -1,7 +1,7 @@
 """The mesh as a graph: direct neighbours, and relayed links to the others.
 
-The setting `topology` and the membership define the neighbours. A relayed link needs no handshake: it exists at the
-peer with its first frame. A later direct connection becomes a better carrier of the same link.
+The setting `topology` and the membership define the neighbours. A relayed link needs no handshake: at the peer it
+exists with its first frame. A later direct connection becomes a better carrier of the same link.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class RelayRoutes:
         self._closed = False  # written once
         self.shortcuts = 0
         """Direct connections made for want of a relay route. Guarded by the lock of the peer table."""
-        self._severed: frozenset[NodeId] = frozenset()
         # Neighbours that only others reach. Replaced under the lock of the peer table, read without.
+        self._severed: frozenset[NodeId] = frozenset()
         self._last_checks: dict[NodeId, float] = {}  # time of the last probe; guarded by the lock of the peer table
         self._post = post
         self.relay: Final = Relay(node.id, node.progress, router.deferred_io, self)
@@ -71,7 +71,7 @@ class RelayRoutes:
         return mine is None or other is None or are_neighbors(self._topology, membership.size, mine, other)
 
     def wants(self, node: NodeId) -> bool:
-        """A neighbour not known to be unreachable."""
+        """Whether the node is a neighbour not known to be unreachable."""
         return node not in self._severed and self.is_neighbour(node)
 
     def _ranks(self, membership: Membership, node: NodeId) -> tuple[Rank | None, Rank | None]:
@@ -179,7 +179,7 @@ class RelayRoutes:
     # -- links -------------------------------------------------------------------------------------------
 
     def relayed(self, node: NodeId, deadline: float) -> Link | None:
-        """None without a route. May wait for another thread that makes it."""
+        """None without a route. May wait for another thread that makes the link."""
         with self._peers.changed:
             directory = self._peers.known()
             member = directory.find(node)
@@ -258,7 +258,7 @@ class RelayRoutes:
         """Whether the frame comes from its source. Under the lock.
 
         A relay can forge frames. So while a direct connection exists, the first frame of another route must arrive over
-        it; a neighbour is believed over relays only after a direct dial failed. Others are believed, for there is no
+        it; a neighbour is believed over relays only after a direct dial failed. Others are believed, for lack of an
         alternative.
         """
         if len(header.route) == 2 or pair.link.failure is not None:
@@ -286,7 +286,7 @@ class RelayRoutes:
         return False
 
     def _make(self, pair: PeerEntry, path: tuple[NodeId, ...]) -> RelayedCarrier:
-        """Under the lock, so that there is only one."""
+        """Under the lock, so that there is only one carrier."""
         carrier = pair.relay = self.relay.make(pair.link.peer, pair.number, path)
         return carrier
 

@@ -81,8 +81,8 @@ def open_seed_transports(
 
 
 def previous_listen_address(port: int, listen: str | None, config: Config) -> str | None:
-    """The address to listen at, given an earlier seed's port (0: none). Raises UsageError for another port: issued
-    tickets name that one.
+    """Returns the address to listen at, given an earlier seed's port (0: none). Raises UsageError for another port:
+    issued tickets name that one.
     """
     if not port:
         return listen
@@ -276,7 +276,7 @@ class SeedService:
         return self._status.wait_empty(timeout)
 
     def wait_launchers(self, timeout: float) -> bool:
-        """Wait until every launcher has left: it may still report or receive a failure after its ranks. False at the
+        """Wait until every launcher has left: it may outlive its ranks to report or receive a failure. False at the
         timeout.
         """
         return self._status.wait_launchers(timeout)

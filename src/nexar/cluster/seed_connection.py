@@ -1,4 +1,4 @@
-"""One join connection at the seed, and the issuer of certificates. Messages become events of admission.
+"""One join connection at the seed, and the issuer of certificates. Messages become admission events.
 
 Invariant: an unauthenticated peer costs no more than hashing a few hundred bytes. A certificate request is parsed and
 signed only after its proof was verified.
@@ -85,8 +85,8 @@ class _ProtocolViolation(ValueError):
 
 
 class SeedConnection:
-    """The `Sink` of one join connection. `report` and `ended` are called without a lock. It reads nothing once its end
-    has begun.
+    """The `Sink` of one join connection. Calls `report` and `ended` without a lock. Reads nothing once its end has
+    begun.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class SeedConnection:
         return events.BadMessage(self.number, reason)
 
     def _read(self, frame: Frame, body: memoryview) -> events.AdmissionEvent | None:
-        """None if it was answered here."""
+        """None if the message was answered here."""
         if frame.kind != _CONTROL:
             raise _ProtocolViolation(f"it sent a frame of kind {frame.kind} on the join connection")
         if self.hello is None:

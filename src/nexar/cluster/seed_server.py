@@ -2,11 +2,10 @@
 
 Invariant: the lock orders the events. Actions are performed in that order, without the lock (`SerialQueue`).
 
-Invariant: an event that raises, in the decision or in its actions, ends the connection it came from and nothing else.
-Only events without a connection (time) may raise: a bug of the seed.
+Invariant: an event that raises, in the decision or in its actions, ends only the connection it came from. Only events
+without a connection (time) may raise: a bug of the seed.
 
-A finishing connection waits LINGER for its peer, so that the last message arrives. The number of unauthenticated ones
-is limited.
+The number of finishing unauthenticated connections is limited.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class SeedServer:
         meter: DelayMeter | None = None,
         max_lingering: int = 256,
     ) -> None:
-        """`keep` and `keep_vote` store a membership or a vote before any node is sent it, or raise UsageError.
+        """`keep` and `keep_vote` store a membership or a vote before it is sent to any node, or raise UsageError.
         `discard` removes the first membership if the cluster did not start.
         """
         self._admission = admission  # guarded by the lock
@@ -370,7 +369,7 @@ class SeedServer:
             self._finish(connection)
 
     def close(self, refusal: str | None = None) -> None:
-        """Finish every connection, with a refusal if given, for LINGER; then abort. Idempotent."""
+        """Finish every connection, with a refusal if given; after LINGER, abort. Idempotent."""
         with self._changed:
             self._closed = True
         self._finish_all(None if refusal is None else JoinRefusedMessage(refusal))

@@ -1,6 +1,6 @@
-"""Sessions with the seed: of a member, of a launcher, of an observer.
+"""Sessions with the seed: of a member, a launcher or an observer.
 
-A lost seed is dialed again with growing pauses, soon if there is a message for it. A seed that returns with its state
+A lost seed is dialed again with growing pauses, sooner if there is a message for it. A seed that returns with its state
 knows this node by its key.
 """
 
@@ -80,7 +80,7 @@ _CLEAR_BYTES: Final = 64 << 10  # no status report while more is queued
 
 
 def _ignore(*_: Any) -> None:
-    """Ignored."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class SeedCallbacks:
 
 
 class SeedLink(NamedTuple):
-    """What a member uses of its seed. Neither function blocks."""
+    """A member's access to its seed. Neither function blocks."""
 
     send: Callable[[control.Message], bool]  # False: not connected
     ping: Callable[[float, Callable[[bool], None]], None]  # calls the function: whether it answered in so many seconds
@@ -156,7 +156,7 @@ class SeedSession:
         return SeedLink(self.send_control, self.ping)
 
     def close(self, reason: str = "") -> None:
-        """Notify the seed, end the thread and the node's dials. Idempotent."""
+        """Notify the seed; end the thread and the node's dials. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -188,8 +188,8 @@ class SeedSession:
         return True
 
     def ping(self, timeout: float, done: Callable[[bool], None]) -> None:
-        """Call `done` once: whether the seed answered in time. Any thread calls it, also this one; it must not block.
-        Never blocks.
+        """Call `done` once: whether the seed answered in time. Any thread may call `done`, also this one; it must not
+        block. Never blocks.
         """
         number, loop = next(self._numbers), self._node.control_loop
         timer = loop.call_at(loop.now() + timeout, lambda _: self._end_ping(number, answered=False))
@@ -353,8 +353,8 @@ _MAX_HOST: Final = 255
 
 
 class LauncherSession:
-    """Reserves `count` ranks for the children of this process while it is open. In a formed elastic cluster they join
-    without ranks. Close it when the children have ended. It reconnects to a lost seed and sends pending reports.
+    """Reserves `count` ranks for the children of this process while open. In a formed elastic cluster they join without
+    ranks. Close it when the children have ended. It reconnects to a lost seed and sends pending reports.
 
     The constructor raises JoinRefused, SeedUnreachable or VersionMismatch.
     """
@@ -430,7 +430,7 @@ class LauncherSession:
         return self._formed.is_set()
 
     def report(self, rank: Rank, cause: str, *, well: bool = False) -> None:
-        """Report the end of a child, `well` if it succeeded, now or when the seed is back. Never raises."""
+        """Report the end of a child (`well`: it succeeded), now or when the seed is back. Never raises."""
         self._report(ChildDied(rank=rank, cause=cause, well=well))
 
     def report_failure(self, rank: Rank, cause: str, code: int, *, consequence: bool) -> None:
@@ -462,7 +462,7 @@ class LauncherSession:
 
 
 def _ignore_run_failure(_: RunFailed) -> None:
-    """Ignored."""
+    """Does nothing."""
 
 
 _RETRY_PAUSE: Final = 1.0

@@ -45,7 +45,7 @@ _NAME_LENGTH: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class SeedIdentity:
-    """Its repr hides secrets."""
+    """The seed's identity. Its repr hides secrets."""
 
     node: NodeId
     key: ec.EllipticCurvePrivateKey = field(repr=False)

@@ -93,7 +93,7 @@ thread, which alone runs handlers, does not wake then.
 
 
 class FormationStatus:
-    """The formation and the connected members. Any thread. What ends a wait also ends later ones."""
+    """The formation and the connected members. Any thread. A condition that ended one wait ends later ones too."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -198,7 +198,7 @@ class FormationStatus:
             return self._settled()
 
     def wait_empty(self, timeout: float | None) -> bool:
-        """False at the timeout. Also ends if none will come."""
+        """False at the timeout. Also ends if no member will come."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._is_empty():

@@ -1,7 +1,7 @@
-"""A bounded pool of threads for work that blocks, such as dials and name lookups.
+"""A bounded pool of threads for blocking work, such as dials and name lookups.
 
-A task must not wait for another task of its pool: with all threads taken, neither would end. The attempts of one dial,
-for which the dialing task waits, therefore run in threads of their own (`Dialer`), and so do builds of communicators.
+A task must not wait for another task of its pool: with all threads taken, neither would end. So attempts of a dial and
+builds of communicators run in their own threads.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Priority(IntEnum):
 class TaskPool:
     """Runs tasks in at most `size` threads, which start when needed and end when idle. Any thread. Close it.
 
-    BACKGROUND tasks never take the last `reserved` threads, so unreachable hosts, each of which blocks a thread until
-    its timeout, cannot delay probes and votes.
+    BACKGROUND tasks never take the last `reserved` threads, so unreachable hosts, which block a thread until its
+    timeout, cannot delay probes and votes.
     """
 
     def __init__(self, name: str, size: int, *, reserved: int = 0, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -58,8 +58,8 @@ class TaskPool:
             return len(self._threads)
 
     def submit(self, task: Callable[[], None], priority: Priority = Priority.BACKGROUND) -> None:
-        """Run it soon. It must end when the node closes; what it raises is logged. Dropped when the pool is closed, and
-        in a forked child. Never blocks. Raises RuntimeError if no thread runs and none can be started.
+        """Run it soon. It must end when the node closes; its exceptions are logged. Dropped when the pool is closed,
+        and in a forked child. Never blocks. Raises RuntimeError if no thread runs and none can be started.
         """
         if os.getpid() != self._owner:
             return
@@ -109,7 +109,7 @@ class TaskPool:
             pass
 
     def _run_next(self, number: int) -> bool:
-        """False ends the thread. A function of its own, so that an idle thread keeps no task alive."""
+        """False ends the thread. A separate function, so that an idle thread keeps no task alive."""
         taken = self._take(number)
         if taken is None:
             return False

@@ -173,7 +173,7 @@ def _why_not_opened(scheme: str) -> str | None:
 
 
 def quic_settings_for(config: Config) -> dict[str, float]:
-    """QUIC's own packets distinguish a stuck peer from a dead one: so several are sent within `heartbeat_timeout`, and
+    """QUIC's own packets distinguish a stuck peer from a dead one. So several are sent within `heartbeat_timeout`, and
     connections outlive it.
     """
     return {
@@ -208,7 +208,7 @@ def open_transports(
 
 
 class _Opening:
-    """All or nothing. nexar's own transports are made with arguments of their own."""
+    """Opens all transports or none. nexar's own transports take special arguments."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class _Opening:
         self._opened: dict[str, Transport] = {}
 
     def open(self, schemes: tuple[str, ...], address: str) -> Transports:
-        """QUIC first: the node sleeps in it. Raises OSError."""
+        """Opens QUIC first: the node sleeps in it. Raises OSError."""
         if "quic" in schemes:
             address = self._open_quic(address)
         sleeper = cast(Sleeper, self._opened["quic"]) if self._opened else PollSleeper()

@@ -1,4 +1,4 @@
-"""Shows the user what a call waits for: after 2 s, then at growing intervals."""
+"""Tells the user what a call waits for: after 2 s, then at growing intervals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def seconds_left(deadline: float) -> str:
 
 
 class NoticeTimes:
-    """Times of notices: `next`, on the monotonic clock."""
+    """`next` is the time of the next notice, on the monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._interval = FIRST_NOTICE
@@ -45,7 +45,7 @@ class NoticeTimes:
 
 
 class WaitNotice:
-    """A thread that shows `describe()` while the block runs."""
+    """Shows `describe()` in a thread while the block runs."""
 
     def __init__(self, tell: Tell | None, describe: Callable[[], str]) -> None:
         """`describe` must not block."""

@@ -19,7 +19,7 @@ def call_name(operation: int, sequence: int) -> str:
 
 
 class Call(Operation):
-    """A call in progress, as an operation. Its error is set as soon as anything ends the call on all ranks."""
+    """A call in progress. Its error is set as soon as a failure ends the call on all ranks."""
 
     __slots__ = ("arrivals", "awaits", "began", "carried", "fingerprint", "moved_at", "sequence", "step")
 
@@ -62,7 +62,7 @@ class Call(Operation):
         return AwaitedPeer(missing=self.name)
 
     def cancel(self) -> None:
-        """It has no buffers; its caller ends it."""
+        """Does nothing: a call has no buffers, and its caller ends it."""
 
 
 PostInRegion: TypeAlias = Callable[[int, PublishedCall, bool], Operation]
@@ -70,7 +70,7 @@ PostInRegion: TypeAlias = Callable[[int, PublishedCall, bool], Operation]
 
 
 class RegionCall:
-    """A call and its region steps. Each must be posted or aborted, in order: other ranks wait for it."""
+    """A call and its region steps. Every step must be posted or aborted, in order: other ranks wait for it."""
 
     __slots__ = ("_last", "_taken", "entry", "fingerprint", "order_number", "region_steps", "spin")
 
@@ -86,7 +86,7 @@ class RegionCall:
         self.order_number = order_number
         self.region_steps = region_steps
         self.spin = False
-        """The calling thread runs the call."""
+        """Whether the calling thread runs the call."""
         self._taken = 0
         self._last: Operation = FINISHED
 

@@ -1,9 +1,9 @@
-"""The call log: numbers the collective calls of one communicator, keeps open and recent ones, and ends them.
+"""The call log of one communicator: numbers, records and ends its collective calls.
 
-Ranks match calls by sequence number only, so every rank must make the same calls in the same order, across its
-threads. A rank that detects a mismatch or aborts a call notifies the others over open links; each forwards the notice
-once. A mismatch ends all calls from there on, everywhere; an abort ends one call. A skipped call followed by an
-identical one cannot be detected.
+Ranks match calls by sequence number only, so all ranks must make the same calls in the same order, across threads. A
+rank that detects a mismatch or aborts a call notifies the others over open links; each forwards the notice once. A
+mismatch ends that call and all later ones on all ranks; an abort ends one call. A skipped call followed by an identical
+one cannot be detected.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CallLog:
         kept: int = KEPT,
         other_activity: Callable[[int, int], tuple[str, float] | None] = lambda *_: None,
     ) -> None:
-        """`other_activity(communicator, generation)`: what this node does elsewhere and since when, or None. It
+        """`other_activity(communicator, generation)` returns what this node does elsewhere and since when, or None. It
         takes no lock.
         """
         self._other_activity = other_activity
@@ -96,7 +96,7 @@ class CallLog:
     # -- calls ---------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: Fingerprint) -> Call:
-        """The caller must end the call; at once if it already has an error. CollectiveMismatch after a mismatch."""
+        """The caller must end the call, at once if it has an error. Raises CollectiveMismatch after a mismatch."""
         with self._lock:
             if self._mismatched_calls is None:
                 sequence = self._next
@@ -109,8 +109,8 @@ class CallLog:
         raise error
 
     def take(self) -> int | None:
-        """Take the number of a call that should succeed at once; then `note` or `adopt` it. None: there is an error or
-        a notice about it; use `begin`.
+        """Returns the number of a call that should succeed at once, for `note` or `adopt`. None: the call has an error
+        or a notice; use `begin`.
         """
         with self._lock:
             sequence = self._next
@@ -159,9 +159,8 @@ class CallLog:
     ) -> BaseException | None:
         """End a call without posted operations. Returns the error to raise, or None.
 
-        Another rank's error takes precedence; otherwise the others are notified of `error`. A completed call that
-        mismatched raises CollectiveMismatch, because its result is wrong. `arrivals`: more precise than those of the
-        frames.
+        Another rank's error takes precedence; else the others are notified of `error`. A completed call that mismatched
+        fails with CollectiveMismatch, because its result is wrong. `arrivals` replace the less precise times of frames.
         """
         if error is None and isinstance(entry.error, CollectiveMismatch):
             error = entry.error
@@ -178,9 +177,7 @@ class CallLog:
         return None
 
     def interrupt(self, error: NexarError) -> None:
-        """End every open and later call with `error`, because the membership changes. Notifies no rank. Not under the
-        lock.
-        """
+        """End all open and later calls with `error`: the membership changes. Notifies no rank. Not under the lock."""
         with self._lock:
             self._interrupted_by = self._interrupted_by or error
             for entry in list(self._open.values()):
@@ -189,7 +186,7 @@ class CallLog:
 
     @property
     def completed(self) -> int:
-        """The last call that succeeded with all before it, or -1."""
+        """The last call that succeeded with all before it; -1 if none."""
         with self._lock:
             return min(self._highest, *(sequence - 1 for sequence in self._open)) if self._open else self._highest
 
@@ -290,7 +287,7 @@ class CallLog:
         return self._notice_sender.send(sender, report) if notice.number else None
 
     def _was_taken(self, sequence: int) -> bool:
-        """A used number without a call: the mismatch detector would keep it as a future call forever."""
+        """Whether the number is used without a call: the mismatch detector would keep it as a future call forever."""
         return sequence < self._next and self._mismatch_detector.call_of(sequence) is None
 
     def _report(self, notice: ProgressQuery) -> ProgressReply:
@@ -332,7 +329,7 @@ class CallLog:
         return mismatch_of(self._mismatch_sequence, self._mismatched_calls, self._rank)
 
     def _abort_notice(self, entry: Call, error: BaseException) -> CallAborted | None:
-        """None if one exists. Names the first rank that aborted."""
+        """None if one exists. The notice names the first rank that aborted."""
         if entry.sequence in self._aborted:
             return None
         abort_reason = AbortReason(error, self._group.membership.rank_of)
@@ -389,7 +386,7 @@ class CallLog:
             return self._straggler_estimate.stragglers(self._group.rank_of)
 
     def leave(self) -> None:
-        """The user closes the communicator. Ranks that wait for a call are notified, now or when they ask."""
+        """The user closes the communicator. Ranks that wait for a later call are notified, now or when they ask."""
         if self.closed:
             return
         with self._lock:

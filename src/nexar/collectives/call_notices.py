@@ -1,7 +1,7 @@
 """Notices between ranks about calls that end without a result, and their errors.
 
-Closing a communicator is local. Ranks that wait for a call which this rank will never make are notified at close, or
-in reply to a query.
+Closing a communicator is local. At close, or in reply to a query, a rank notifies ranks that wait for a call it will
+never make.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class AbortReason:
     """The part of an error that the other ranks need."""
 
     def __init__(self, error: BaseException, rank_of: Callable[[NodeId], Rank | None]) -> None:
-        """`rank_of`: on this communicator; link errors refer to the newest membership."""
+        """`rank_of` returns ranks of this communicator; link errors refer to the newest membership."""
         self.reason = (error_text(error) or type(error).__name__)[:_MAX_REASON_LENGTH]
         self.timeout = 0.0
         self.culprits: tuple[Blamed, ...] = ()
@@ -119,7 +119,7 @@ class AbortReason:
 
 
 def error_of(notice: CallAborted, entry: Call, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> NexarError:
-    """The aborting rank's error if it means the same here."""
+    """The aborting rank's error if it applies here too, else Cancelled."""
     if notice.closed:
         reason = f"rank {notice.rank} has closed it and takes no part in {entry.name}"
         return Revoked(communicator=str(notice.communicator), reason=reason, rank=notice.rank, closed=True)
@@ -139,7 +139,7 @@ def error_of(notice: CallAborted, entry: Call, known: Callable[[Rank], AwaitedPe
 
 
 def timeout_caused_here(notice: CallAborted, rank: Rank, operation: int) -> CollectiveTimeout:
-    """A timeout for the dump of this rank, which others missed; not raised. `operation`: a code, 0 if unknown."""
+    """The timeout that this rank caused on others, for its dump; not raised. `operation`: a code, 0 if unknown."""
     awaited = [AwaitedPeer(rank=rank, missing=each.missing) for each in notice.culprits if each.rank == rank]
     return CollectiveTimeout(
         operation=operation_name(operation) if operation else "a collective",
@@ -150,7 +150,7 @@ def timeout_caused_here(notice: CallAborted, rank: Rank, operation: int) -> Coll
 
 
 def with_call_name(error: BaseException, entry: Call) -> BaseException:
-    """An abort seen in shared memory names only a part of the call."""
+    """Completes an abort seen in shared memory, which names only a part of the call."""
     if isinstance(error, Cancelled) and error.rank is not None and error.operation != entry.name:
         return Cancelled(operation=entry.name, reason=error.reason, rank=error.rank)
     return error

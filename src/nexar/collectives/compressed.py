@@ -61,13 +61,13 @@ class CompressedResult(NamedTuple):
 
 
 def all_reduce_compressed(context: CollectiveContext, arguments: CompressedArguments) -> PendingCollective:
-    """UsageError, on all ranks or none, if it needs more than `compressed_allreduce_max_bytes`."""
+    """Raises UsageError, on all ranks or none, if the call needs more than `compressed_allreduce_max_bytes`."""
     _check_memory(context, arguments)
     return _by_reducing(context, arguments) if arguments.compressor.linear else _by_gathering(context, arguments)
 
 
 def memory_bytes(arguments: CompressedArguments, ranks: int) -> int:
-    """Additional memory of a call. UsageError for an invalid piece size."""
+    """Additional memory of a call. Raises UsageError for an invalid piece size."""
     count, dtype = len(arguments.array), arguments.array.dtype
     work = work_dtype(dtype)
     piece = _piece_bytes(arguments)

@@ -51,7 +51,7 @@ PLAIN: Final = CallOptions()
 
 
 class CollectiveContext:
-    """One communicator as its collectives see it. Thread-safe."""
+    """Shared by the collectives of one communicator. Thread-safe."""
 
     def __init__(
         self, group: Group, config: Config, call_log: CallLog, region: SharedRegion | None, *, shared: bool
@@ -63,7 +63,7 @@ class CollectiveContext:
         self.region = region
         self.runner: Final = CallRunner(group, call_log, region)
         self.flight_recorder: Final = FlightRecorder(group, call_log, config.dump_dir)
-        """Must be told of errors that bypass the call log."""
+        """Errors that bypass the call log must be passed to it."""
         self.scratch = ScratchMemory()
         membership = group.membership
         self.hosts: Final = tuple(membership.ranks_on(host) for host in membership.hosts)
@@ -80,7 +80,7 @@ class CollectiveContext:
         self._order = threading.Lock()  # sequence numbers and order numbers are taken in the same order
 
     def interrupt(self, error: NexarError) -> None:
-        """All pending and later calls raise `error`, because the membership changes. Idempotent."""
+        """All pending and later calls raise `error`: the membership changes. Idempotent."""
         self.call_log.interrupt(error)
         if self.region is not None:
             self.region.fail(error)
@@ -122,9 +122,7 @@ class CollectiveContext:
         digest: int = 0,
         reduction: Reduction | None = None,
     ) -> tuple[str, Fingerprint]:
-        """Algorithm and fingerprint of a call on one array per rank. `digest`: takes the place of the
-        root.
-        """
+        """Algorithm and fingerprint of a call on one array per rank. `digest` replaces the root."""
         reduce_code, commutative = (0, True) if reduction is None else (reduction.code, reduction.commutative)
         key = code, count, dtype, options, root, digest, reduce_code, commutative
         found = self._identified.get(key)
@@ -147,7 +145,7 @@ class CollectiveContext:
         size: int | None = None,
         reduction: Reduction | None = None,
     ) -> str:
-        """For a part of a call without shared memory, among `size` ranks (default: all)."""
+        """Returns the algorithm for a part of a call among `size` ranks (default: all), without shared memory."""
         hosts = (1,) * (self.group.size if size is None else size)
         facts = self._facts(operation, count, count * dtype.itemsize, hosts)
         narrow = reduction is not None and rounds(reduction, dtype)
@@ -171,7 +169,7 @@ class CollectiveContext:
     # -- calls -------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: Fingerprint, region_steps: Sequence[PostInRegion] = ()) -> RegionCall:
-        """Take the next sequence number and reserve region steps, even if another rank aborted this call. Raises the
+        """Take the next sequence number and reserve region steps, even if another rank aborted the call. Raises the
         error that ended the communicator.
         """
         region = self.region
@@ -250,7 +248,7 @@ class CollectiveContext:
         more: Sequence[NDArray[Any]] = (),
         count: int | None = None,
     ) -> Run:
-        """Run one schedule. `team`: the participating ranks. `more`: buffers 1 …. `count`: of the schedule, if not the
+        """Run one schedule. `team`: participating ranks. `more`: buffers 1 …. `count`: of the schedule, default: the
         length of `work`.
         """
         size = self.group.size if team is None else len(team)
@@ -269,8 +267,8 @@ class CollectiveContext:
 
 
 def program_of(name: str, operation: OperationCode, shape: Shape) -> tuple[Program, tuple[int, ...]]:
-    """The program and the sizes of its buffers 1 …. Long programs, cheap to compile compared with running, are not
-    cached.
+    """The program and the sizes of its buffers 1 …. Long programs are not cached: compiling is cheap compared with
+    running.
     """
     key = name, operation, shape
     found = _programs.get(key)

@@ -1,6 +1,6 @@
-"""Collectives that are not calls on flat arrays of known sizes: barrier, scatter, and arrays of any shape.
+"""Collectives other than calls on flat arrays of known sizes: barrier, scatter, and arrays of any shape.
 
-Only the root of a scatter knows sizes and dtype. In a small world it sends them with the blocks, else on a tree first.
+Only the root of a scatter knows sizes and dtype. In a small world it sends them with the blocks, else first on a tree.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def scatter(
     code: OperationCode = _SCATTER,
     options: CallOptions = PLAIN,
 ) -> PendingCollective:
-    """Send one of the root's `blocks` to each rank. The result is a new array."""
+    """Send one of the root's `blocks` to each rank, as a new array."""
     equal = code is _SCATTER and (options.algorithm is not None or context.group.size >= DIRECT_SCATTER_BELOW)
     if equal:
         context.choose(_SCATTER, 0, None, options)  # raises UsageError for an unknown algorithm, on all ranks alike

@@ -1,8 +1,7 @@
 """Runs schedules on a group.
 
 A run is a generator: it posts operations and yields those that must be done before it continues. Closing it, or
-throwing into it, detaches every buffer. Receives are posted up to `AHEAD` steps early, and a send stays in flight
-until its source must be written, so transfers overlap with arithmetic.
+throwing into it, detaches every buffer.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _KEPT_BYTES: Final = 64 << 20
 
 
 class ScratchMemory:
-    """Reusable buffers of one communicator: fresh pages cost more than copying. Thread-safe."""
+    """Reusable buffers: fresh pages cost more than copying. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all fields below
@@ -58,7 +57,7 @@ class ScratchMemory:
                 self._free.setdefault(memory.nbytes, []).append(memory)
 
     def close(self) -> None:
-        """Keep no buffers, as garbage collection may come late. Idempotent."""
+        """Free all buffers now: garbage collection may come late. Idempotent."""
         with self._lock:
             self._max_kept_bytes = self._kept_bytes = 0
             self._free.clear()
@@ -93,7 +92,7 @@ PHASE: Final = 1 << 24
 
 
 class RunContext(NamedTuple):
-    """What a run needs from its call."""
+    """Facts of the call that a run needs."""
 
     group: Group
     scratch: ScratchMemory
@@ -276,7 +275,9 @@ class _Execution:
 def exchange(
     run_context: RunContext, outgoing: Mapping[int, NDArray[Any]], sources: Sequence[int], *, phase: int = 0
 ) -> Generator[Sequence[Operation], None, dict[int, NDArray[Any]]]:
-    """Send arrays of unknown size, each to one rank; returns those of `sources`. PeerMisbehaved."""
+    """Send arrays of unknown size, each to one rank; returns those of `sources`. Raises PeerMisbehaved for invalid
+    ones.
+    """
     group, tag = run_context.group, phase * PHASE
     operation, dtype, count, root, reduce_op, way = run_context.fingerprint
     posted: dict[int, PostedReceive] = {}

@@ -1,7 +1,7 @@
 """The fast path of all_reduce: in place, with default options.
 
-It prepares a call once per operation, dtype and count. In shared memory, a call that ends at once is neither logged
-nor announced.
+A call is prepared once per operation, dtype and count. In shared memory, a call that ends at once is neither logged nor
+announced.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FastAllReduce:
         self._plans: dict[tuple[str, np.dtype[Any], int], _FastPlan] = {}  # dict methods are atomic
 
     def all_reduce(self, array: NDArray[Any], op: str) -> bool:
-        """False: it does not apply, and nothing was done."""
+        """False: the fast path does not apply, and nothing was done."""
         if not array.flags.carray:
             return False
         plan = self._plans.get((op, array.dtype, array.size)) or self._plan(array, op)

@@ -1,7 +1,7 @@
 """Fingerprints of collective calls.
 
-Ranks with different algorithms would wait forever, so the algorithm is included, and whether `algorithm=` or
-`deterministic=` was given.
+They include the algorithm, and whether `algorithm=` or `deterministic=` was given: ranks with different algorithms
+would wait forever.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NUMBERS: Final = {code.name.lower(): int(code) for code in AlgorithmCode}
 
 
 class Fingerprint(NamedTuple):
-    """What all ranks must agree on in a call. Packed, not hashed, so that a difference can be described."""
+    """The facts of a call that must be equal on all ranks. Not hashed, so that a difference can be described."""
 
     operation: int
     dtype: int = 0

@@ -1,7 +1,7 @@
-"""The flight recorder: dumps what a node was doing when a call fails or a user asks.
+"""The flight recorder: dumps a node's activity when a call fails or a user asks.
 
-A dump is a JSON file per node with all its communicators. Durations are seconds before the dump, so hosts are
-comparable. Collecting takes no lock, because a lock may be stuck.
+A dump is one JSON file per node. Durations are seconds before the dump, so hosts are comparable. Collecting takes no
+lock: a lock may be stuck.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RecordedCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DumpedPeer(msgspec.Struct, frozen=True):
-    """What this node knows of another member."""
+    """Another member, as this node knows it."""
 
     rank: int
     node: str
@@ -137,14 +137,14 @@ class Dump(msgspec.Struct, frozen=True):
     written_at: float
     """Unix time of its host."""
     written: str
-    """The same as text."""
+    """`written_at` as text."""
     monotonic: float
     communicators: tuple[DumpedCommunicator, ...]
     threads: tuple[ThreadStack, ...]
 
 
 def make_dump(sources: Sequence[FlightRecorder], reason: str) -> Dump:
-    """The dump of a node with these communicators, at least one."""
+    """The dump of a node. `sources` must not be empty."""
     now, wall = time.monotonic(), time.time()
     communicators = sorted(
         (_communicator(source, now) for source in sources), key=lambda each: (each.communicator, each.generation)
@@ -314,7 +314,7 @@ class FlightRecorder:
 
 
 def dump_all(reason: str) -> int:
-    """Dump every node of this process; returns their number. Never raises, also in a signal handler."""
+    """Dump every node of this process; returns their number. Never raises, not even in a signal handler."""
     nodes = {recorder.node: recorder.directory for recorder in _open_recorders()}
     for node, directory in nodes.items():
         _write(node, directory or DEFAULT_DIRECTORY, reason)

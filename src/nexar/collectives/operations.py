@@ -1,7 +1,6 @@
-"""The table of collective operations: numbers, schedules, selection of algorithms, and what a call needs.
+"""The table of collective operations: numbers, schedules and selection of algorithms.
 
-`COLLECTIVES` has a row for each operation. The communicator's methods, the executor, the call log, traces and the
-reference read it. docs/howto/write-a-collective.md lists what else a new operation needs.
+`COLLECTIVES` has a row per operation. docs/howto/write-a-collective.md lists what else a new operation needs.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class OperationCode(IntEnum):
 
 
 class AlgorithmCode(IntEnum):
-    """Wire numbers, 1 to 31: never reuse one. 0: not stated. A fingerprint keeps flags in the upper three bits."""
+    """Wire numbers, 1 to 31: never reuse one. 0: not stated. The upper three bits are flags of a fingerprint."""
 
     SHARED_MEMORY = 1
     TWO_LEVEL = 2
@@ -89,7 +88,7 @@ class AlgorithmCode(IntEnum):
 
 @dataclass(frozen=True)
 class SelectionFacts:
-    """What a selection depends on, equal on all ranks."""
+    """Facts that determine the algorithm, equal on all ranks."""
 
     operation: OperationCode
     size_bytes: int
@@ -112,7 +111,6 @@ class SelectionFacts:
 
     @property
     def collective(self) -> Collective:
-        """The row of the operation."""
         return COLLECTIVES[self.operation]
 
     @property
@@ -129,8 +127,8 @@ class SelectionFacts:
 
     @property
     def suits_a_ring(self) -> bool:
-        """A ring's rounds grow with the world. But in a sparse topology, except a hypercube, nothing else moves as few
-        bytes.
+        """A ring's rounds grow with the world. But in a sparse topology, except a hypercube, no other algorithm moves
+        as few bytes.
         """
         return not self.is_cube and (self.is_sparse or self.size <= self.ring_max_world)
 
@@ -145,7 +143,7 @@ class SelectionFacts:
 
     @property
     def suits_direct(self) -> bool:
-        """n - 1 concurrent messages must be few or long, and none relayed."""
+        """n - 1 concurrent messages must be few or long, and not relayed."""
         if self.is_small or self.is_sparse:
             return False
         return self.size <= self.ring_max_world or self.is_large or self.size_bytes >= self.size * _SMALL_BYTES
@@ -175,8 +173,8 @@ def _choose_ordered(facts: SelectionFacts) -> str:
 
 
 def _choose_single_rounding(facts: SelectionFacts) -> str:
-    """Small arrays are sent as float32. Else one rank receives all contributions to a share: no more bytes than a
-    ring.
+    """Small arrays are sent as float32. Otherwise one rank receives all contributions to a share, with no more bytes
+    than a ring.
     """
     return "direct" if facts.suits_direct else facts.collective.choose(facts)
 
@@ -241,7 +239,7 @@ def _scan_ordered(facts: SelectionFacts) -> str:
 
 
 class Layout(Enum):
-    """What the first buffers of a schedule hold before and after it."""
+    """Content of a schedule's first buffers before and after it."""
 
     NONE = auto()
     """No data."""
@@ -263,7 +261,7 @@ _BLOCK_PER_RANK: Final = (Layout.GATHERED, Layout.SCATTERED)
 
 
 class RootRole(Enum):
-    """What the root does."""
+    """The role of the root."""
 
     NONE = auto()
     """There is no root."""
@@ -289,7 +287,7 @@ class Collective:
     """Returns the default algorithm."""
     _: KW_ONLY
     choose_ordered: Callable[[SelectionFacts], str] | None = None
-    """The same, if operands must be combined in rank order; None: as `choose`."""
+    """Like `choose`, if operands must be combined in rank order; None: `choose`."""
     choose_single_rounding: Callable[[SelectionFacts], str] | None = None
     """The same for narrow floats on three ranks or more, to round an element once; None: as `choose`."""
     root: RootRole = RootRole.NONE
@@ -310,17 +308,16 @@ class Collective:
 
     @cached_property
     def name(self) -> str:
-        """The name of the method."""
         return self.code.name.lower()
 
     @cached_property
     def has_identity(self) -> bool:
-        """Some rank's result has no operands, so it is the identity of the reduction."""
+        """Whether the result of some rank has no operands and is the identity of the reduction."""
         return self.operands is not None and self.operands(0, 1) == 0
 
     @cached_property
     def is_scan(self) -> bool:
-        """The result of a rank depends on its rank: it has the operands of the ranks before."""
+        """Whether a rank's result combines only the operands up to that rank."""
         return self.operands is not None and self.operands(0, 2) != self.operands(1, 2)
 
     @cached_property

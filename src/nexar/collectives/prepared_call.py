@@ -1,7 +1,4 @@
-"""Calls of the operations that the table describes completely: all that work on flat arrays of known sizes.
-
-The row's layout says which arrays a schedule works on, so these operations need no code of their own.
-"""
+"""Calls on flat arrays of known sizes, which the table of operations describes completely."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class CallArrays(NamedTuple):
 def begin_call(
     context: CollectiveContext, row: Collective, arrays: CallArrays, options: CallOptions = PLAIN
 ) -> PendingCollective:
-    """Take the sequence number of a call and return the call. Raises UsageError for an unsuitable algorithm."""
+    """Returns the call with its sequence number. Raises UsageError for an unsuitable algorithm."""
     array, _, reduction, root, spans, has_counts = arrays
     digest = counted(span.count for span in spans) if has_counts and spans is not None else 0
     name, fingerprint = context.identify(

@@ -1,10 +1,10 @@
-"""Reduction by schedules and on two levels, and how often narrow floats are rounded.
+"""Reduction by schedules and on two levels, and the rounding of narrow floats.
 
-Floats narrower than float32 are summed in float32 and rounded once, except in large arrays whose partial results are
-exchanged: there each combination rounds, and an average is scaled first to avoid overflow.
+Floats narrower than float32 are summed in float32 and rounded once. In large arrays whose partial results are
+exchanged, each combination rounds, and an average is scaled first to avoid overflow.
 
-Two-level all-reduce: with S leaders per host (the ranks of the smallest host), leader i owns share i. A host's ranks
-reduce it in shared memory, the leaders i of all hosts over the network, and shared memory returns it. So each byte
+Two-level all-reduce: each host has S leaders, S being the size of the smallest host. Leader i owns share i. The host
+reduces it in shared memory, the leaders i of all hosts over the network, and shared memory returns it. So each byte
 crosses the network as often as between single ranks, on S links at once. A host's sum is sent as float32, or rounded
 from `large_msg_bytes` on.
 """
@@ -57,16 +57,16 @@ def rounding_of(
 
 
 class ReducePlan(NamedTuple):
-    """How calls of one schedule, operation, dtype and size reduce."""
+    """The reduction of one schedule, operation, dtype and size."""
 
     rounding: Rounding
     reduction: Reduction
     operands: int
     """Divisor of an average."""
     dtype: np.dtype[Any]
-    """Of the array that the schedule works on."""
+    """Dtype of the array that the schedule works on."""
     widens: bool
-    """It is not the caller's dtype."""
+    """`dtype` is not the caller's."""
     arithmetic: Kernels
 
     @classmethod

@@ -40,7 +40,9 @@ class PendingCollective:
         end: Callable[[BaseException | None], BaseException | None],
         name: str | None = None,
     ) -> None:
-        """`end(error)` returns the error to raise. `name`: None for a message, named after what it waits for."""
+        """`end(error)` returns the error to raise. `name`: None for a message, which is named after its awaited
+        operation.
+        """
         self._name = name
         self.run = run
         self.call = call
@@ -69,14 +71,14 @@ class PendingCollective:
         return self
 
     def failing(self, error: BaseException | None) -> Self:
-        """Raise `error` when run: an invalid call has its number too, and the others learn why this rank left it."""
+        """Raise `error` when run. An invalid call takes a number too: the others learn why this rank left it."""
         if error is not None:
             self.run.close()
             self.run = _raise(error)
         return self
 
     def commit(self, write: Callable[[], None]) -> Self:
-        """Call `write` once success is certain, before the call is done. If it fails, only this rank raises."""
+        """Call `write` once success is certain, before the call is done. If `write` fails, only this rank raises."""
         end = self.end
 
         def ended(error: BaseException | None) -> BaseException | None:
@@ -112,9 +114,9 @@ def _raise(error: BaseException) -> Run:
 class BackgroundCall(Operation):
     """A call in progress. Its stages post operations and never block.
 
-    Invariant: a stage runs only under `_stage_lock` and while the call is not done, so none runs after `cancel`, which
-    takes that lock too. The next stage is scheduled exactly once: when all operations of the last one are done, or the
-    first of them or the abort signal has failed.
+    Invariant: a stage runs only under `_stage_lock`, while the call is not done. `cancel` takes that lock, so no stage
+    runs after it. The next stage is scheduled exactly once: when all operations of the last one are done, or when one
+    of them or the abort signal fails.
     """
 
     __slots__ = ("_awaited", "_due", "_missing", "_moved", "_progress", "_result", "_stage", "_stage_lock", "_work")
@@ -143,7 +145,7 @@ class BackgroundCall(Operation):
 
     @property
     def entry(self) -> Call | None:
-        """The call that it is or waits for."""
+        """The call that this is or waits for."""
         entry = self._work.abort_signal
         return entry or next((each.entry for each in self._awaited if isinstance(each, BackgroundCall)), None)
 
@@ -157,7 +159,6 @@ class BackgroundCall(Operation):
         return next((each.awaited() for each in self._awaited if not each.done), AwaitedPeer())
 
     def awaited_peers(self) -> list[AwaitedPeer]:
-        """All peers that its last stage waits for."""
         pending = [each for each in self._awaited if not each.done]
         return [
             peer
@@ -189,7 +190,7 @@ class BackgroundCall(Operation):
         self._awaited = ()
 
     def retract(self) -> bool:
-        """Undo it if the message order is preserved; else False."""
+        """Undo the call if the message order is preserved; else return False."""
         with self._stage_lock:
             every = (*self._work.taken, *self._awaited)
             first = next((each for each in every if isinstance(each, Receive)), None)
@@ -199,7 +200,7 @@ class BackgroundCall(Operation):
         return True
 
     def drop(self) -> None:
-        """Undo it when its last reference is gone; later, by the driver, if this thread may hold our locks."""
+        """Undo the call when its last reference is gone. The driver does it later if this thread may hold our locks."""
         if is_inside(sys._getframe(1).f_back):
             self._progress.run_soon(self._undo_dropped)
         else:
@@ -278,8 +279,8 @@ class BackgroundCall(Operation):
         return next((each.error for each in self._awaited if each.error is not None), None)
 
     def _awaits_notice(self, failed: BaseException) -> bool:
-        """Whether to wait for the abort notice of a rank that aborted in shared memory. It arrives or that rank is
-        lost; both end the abort signal.
+        """Whether to wait for the notice of a rank that aborted in shared memory. The notice, or the loss of that rank,
+        ends the abort signal.
         """
         abort_signal = self._work.abort_signal
         if abort_signal is None or not isinstance(failed, Cancelled) or failed.rank is None:
@@ -309,7 +310,7 @@ class CallRunner:
         self._region = region
 
     def run_blocking(self, work: PendingCollective, timeout: float) -> Any:
-        """CollectiveTimeout when no rank has made progress for `timeout` seconds."""
+        """Raises CollectiveTimeout when no rank has made progress for `timeout` seconds."""
         if work.call is not None:
             work.call.spin = True
         try:
@@ -344,11 +345,11 @@ class CallRunner:
         return BackgroundCall(self._group.progress, work)
 
     def wait(self, running: BackgroundCall, timeout: float) -> None:
-        """OperationTimeout after `timeout` seconds; the call continues."""
+        """Raises OperationTimeout after `timeout` seconds; the call continues."""
         self._wait((running,), None, deadline_after(timeout), timeout, final=True)
 
     def wait_until_done(self, running: BackgroundCall, timeout: float, *, waited: float = 0.0) -> None:
-        """Fails it when no rank has made progress for `timeout` seconds, of which `waited` have passed."""
+        """Fails the call when no rank has made progress for `timeout` seconds, of which `waited` have passed."""
         try:
             self._wait((running,), None, deadline_after(max(timeout - waited, 0.0)), timeout)
         except Exception as error:  # noqa: BLE001 - the error becomes the operation's, unless it has one

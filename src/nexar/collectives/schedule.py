@@ -1,12 +1,12 @@
-"""Schedules (pure lists of sends, receives and local work of one rank) and programs (with posting times).
+"""Schedules (pure lists of one rank's sends, receives and local work) and programs (with posting times).
 
-Buffer 0 is the call's array, others are extra memory. Within a step, sends read memory as it was at its begin;
-receives take effect at its end, in order; local operations follow. Executors may overlap steps if the result is the
+Buffer 0 is the call's array, others are extra memory. In a step, sends read the memory as it was at the beginning;
+receives take effect at the end, in order; then local operations run. Executors may overlap steps if the result is the
 same. A tag is used once per sender and receiver, so messages match in any order.
 
-Invariant: a copying receive may write its part any time after it is posted. So it may be posted early only after the
-last step that accesses that part, and goes to scratch memory if its own step sends from there. A reducing receive
-always goes to scratch memory.
+Invariant: a copying receive may write its part any time after posting. So it is posted after the last earlier step that
+accesses the part, and to scratch memory if its own step sends from there. A reducing receive always goes to scratch
+memory.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Cost(NamedTuple):
 
 
 def schedule_cost(schedule: Iterable[Step], itemsize: int = 1) -> Cost:
-    """Steps without messages are not counted."""
+    """Ignores steps without messages."""
     moving = [step for step in schedule if step.sends or step.receives]
     sends = [send for step in moving for send in step.sends]
     received = sum(receive.part.count for step in moving for receive in step.receives)
@@ -121,8 +121,8 @@ def without_empty(schedule: Iterable[Step]) -> Iterator[Step]:
 
 
 def check_schedules(schedules: Sequence[Sequence[Step]], buffers: Sequence[Sequence[int]]) -> None:
-    """InternalError unless all ranks' schedules match and fit `buffers[rank]`: every send has a receive of the same
-    length, no tag is reused, no rank sends to itself. Deadlocks are not checked.
+    """Raises InternalError unless all ranks' schedules match and fit `buffers[rank]`: every send has a receive of the
+    same length, no tag is reused, no rank sends to itself. Does not check for deadlocks.
     """
     sent: Counter[tuple[int, int, int, int]] = Counter()
     received: Counter[tuple[int, int, int, int]] = Counter()

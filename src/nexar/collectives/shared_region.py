@@ -1,19 +1,19 @@
 """The shared region: collectives of the ranks of one host through shared memory.
 
-Rounds. A rank publishes round r when its part is in its slot and it has read all that it needs of round r - 1. It
-continues when all others have published r. So no rank is more than one round ahead, and one of two alternating slots
-is always free to write.
+Rounds. A rank publishes round r when its part is in its slot and it has read all it needs of round r - 1. It continues
+when all others have published r. So no rank is more than one round ahead, and one of two alternating slots is always
+free to write.
 
-Order. Operations run one at a time by order number, which all ranks reserve in the order of calls.
+Order. Operations run one at a time by order number. All ranks reserve the numbers in the order of calls.
 
-Aborts. An aborted operation is marked; then the round counter moves to its end. The others see both and abort too.
-They may still read this rank's slot, so the next operation first waits until all have reached that end.
+Aborts. A rank marks an aborted operation, then moves its round counter to the operation's end. The others see both and
+abort too. They may still read this rank's slot, so the next operation waits until all have reached that end.
 
-Region lock. Its holder advances the operation at the head: the driver, or a calling thread that spins for a while. It
-is only tried, except to abort, and taken before the node's lock.
+Region lock. Its holder, the driver or a spinning caller, advances the operation at the head. Both only try the lock;
+`cancel`, `awaited` and `close` wait for it. It is taken before the node's lock.
 
 Waking. After publishing, a rank wakes those that have published the same round; others check before they sleep. Fences
-on both sides ensure that one of the two sees the other (see transport.shm.doorbell).
+ensure that one of the two sees the other (see transport.shm.doorbell).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class RegionQueue:
     def _run(
         self, label: str, order_number: int, announcement: PublishedCall | None, rounds: Rounds
     ) -> Operation | None:
-        """By spinning; the queue continues the rest. None: not its turn. Avoids an object for small calls."""
+        """Run it by spinning; the queue continues the rest. None: not its turn. Small calls need no object."""
         if not self._region_lock.acquire(False):
             return None
         try:
@@ -188,7 +188,7 @@ class RegionQueue:
             self._abort(operation, error)
 
     def _abort_too(self, operation: RegionOperation, index: int) -> None:
-        """Abort as that rank did, or raise a mismatch if the announcements show one."""
+        """Abort as that rank did; fail with a mismatch if the announcements show one."""
         found = self._announced_difference(operation)
         if found is None:
             self._abort(operation, self._members.aborted(index, operation.name))
@@ -244,7 +244,7 @@ class RegionQueue:
             self._region_lock.release()
 
     def _advance(self) -> bool:
-        """Published rounds of lost peers count: first continue, then fail the rest."""
+        """Published rounds of lost peers count: advance first, then fail the rest."""
         happened = False
         while (operation := self._posted.get(self._head)) is not None and not (self.closed or self._differs):
             if operation.done:  # cancelled before its turn
@@ -348,7 +348,7 @@ Row = NDArray[Any]
 
 
 class SharedRegion:
-    """One rank's access to the region. Close it before the node. Any thread may wait for its operations."""
+    """One rank's access to the region. Any thread may wait for operations. Close it before the node."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ class SharedRegion:
         members: RegionPeers,
         wake_calls: Sequence[Callable[[], None]],
     ) -> None:
-        """`wake_calls`: wake each rank's sleeping process. The region closes the memory."""
+        """`wake_calls` wake each rank's sleeping process. The region closes the memory."""
         self.rank = rank
         self.size = memory.geometry.size
         self._queue = RegionQueue(progress, memory, rank, members, wake_calls)
@@ -385,11 +385,10 @@ class SharedRegion:
         self._records.announce(sequence, fingerprint)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
-        """A rank whose announcement differs, and its fingerprint. Only eight collectives are kept."""
+        """A rank whose announcement differs, and its fingerprint. Only the last eight collectives are kept."""
         return None if self._queue.closed else self._records.disagreement(sequence)
 
     def arrivals(self, sequence: int) -> list[int | None]:
-        """Arrival times (monotonic_ns)."""
         return [None] * self.size if self._queue.closed else self._records.arrivals(sequence)
 
     # -- operations ------------------------------------------------------------------------------------
@@ -454,7 +453,6 @@ class SharedRegion:
         announcement: PublishedCall | None = None,
         spin: bool = False,
     ) -> Operation:
-        """`array` may be a span of `out`."""
         rounds = shared_region_rounds.region_all_gather(self._slots, array, out, spans)
         return self._queue.start("all_gather", order_number, announcement, rounds, spin)
 

@@ -2,8 +2,8 @@
 
 A rank writes only its own record. Words are atomic and become visible in store order on the supported CPUs.
 
-    word 0      round counter: the last round it has published
-    words 1, 2  first and last order number of the latest consecutive operations that it aborted
+    word 0      round counter: the last published round
+    words 1, 2  first and last order number of the latest consecutive aborted operations
     words 4..7  fingerprints of the operations with the last even and odd order number
     then        ring of announcements. Each entry has sequence number + 1 at both ends; the writer stores the front
                 first, the reader loads the back first, so a torn entry is detected
@@ -11,8 +11,8 @@ A rank writes only its own record. Words are atomic and become visible in store 
 The memfd has no name: processes of the same user open it through /proc, and the creator closes it once all have it. It
 is sealed against truncation, and allocated at creation to avoid SIGBUS. A nonce detects a reused pid or descriptor.
 
-An all_reduce of few bytes takes one round: each rank folds all arrays. Otherwise it takes two: each rank folds its
-share and writes the result over what it read, which measured two to five times as fast as one-way cache lines.
+A small all_reduce takes one round: each rank folds all arrays. A larger one takes two: each rank folds its share and
+writes the result over the slots it read, which measured two to five times as fast as one-way cache lines.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RegionRecords:
     # -- aborts -----------------------------------------------------------------------------------------
 
     def mark_aborted(self, order_number: int) -> None:
-        """Call it before the round counter moves to the operation's end."""
+        """Call this before the round counter moves to the operation's end."""
         words, mine = self.words, self.mine
         if words[mine + ABORTED_UP_TO] != order_number - 1:
             words[mine + _FROM] = order_number  # first: until the other word follows, the range is empty
@@ -118,7 +118,6 @@ class RegionRecords:
         _ENTRY.pack_into(self.bytes, at, number, now, count, operation, dtype, reduce_op, way, root, number)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
-        """A rank whose announcement differs, and its fingerprint; or None."""
         mine = self.announced(self.mine, sequence)
         for word in self.others:
             theirs = self.announced(word, sequence)
@@ -193,7 +192,7 @@ class RegionMemory:
         return memoryview(self.mapping)[_PAGE : self.geometry.slots_at]
 
     def close_descriptor(self) -> None:
-        """Close the descriptor: no further process can open it. Idempotent."""
+        """No further process can open the memory afterwards. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -211,7 +210,7 @@ class RegionMemory:
 
 
 def create_memory(size: int, slot_bytes: int = SLOT_BYTES) -> RegionMemory:
-    """Raises OSError with the reason on failure."""
+    """Raises OSError with the reason."""
     reason = missing_support()
     if reason is not None:
         raise OSError(reason)
@@ -231,7 +230,7 @@ def create_memory(size: int, slot_bytes: int = SLOT_BYTES) -> RegionMemory:
 
 
 def open_memory(offer: str, size: int) -> RegionMemory:
-    """Raises OSError with the reason on failure."""
+    """Raises OSError with the reason."""
     reason = missing_support()
     if reason is not None:
         raise OSError(reason)
@@ -274,7 +273,7 @@ Rows = tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]
 
 
 class RegionSlots:
-    """The slots as arrays. The region lock guards it."""
+    """The slots as arrays. The region lock guards them."""
 
     def __init__(self, memory: RegionMemory, rank: int) -> None:
         self.rank = rank

@@ -1,8 +1,8 @@
 """Collectives in a shared region, and their round synchronisation.
 
-An operation is a generator. `yield` means: this rank's part of the round is in its slot; continue when all parts are.
-Then this rank may read all slots of that parity and write its slot of the other. Folds are in rank order, so results
-are bit-identical on all ranks.
+An operation is a generator. At each `yield`, this rank's part of the round is in its slot; the generator continues when
+all parts are. Then this rank may read all slots of that parity and write its slot of the other. Folds are in rank
+order, so results are bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ class RoundSync:
         return not self.reached(operation.wants) and self.aborted_rank(operation.order_number) is None
 
     def spin(self, wanted: int, longest: float, ended: Callable[[], bool]) -> bool:
-        """Spin for at most `longest` seconds until all have published the round. Yields earlier next time if one or
-        two yields helped, because a peer may need this core; later if none was needed.
+        """Whether all published the round within `longest` seconds. If one or two yields helped, a peer may need this
+        core: the next spin yields earlier. If none was needed, later.
         """
         words, checks, limit, yields, last, until = self._words, 0, self._checks_before_yield, 0, 0.0, 0.0
         for word in self._others:
@@ -314,7 +314,9 @@ class RoundSync:
         return True
 
     def step(self, operation: RegionOperation) -> bool:
-        """True: it was the last step. Raises RankAborted, FingerprintDiffers, and errors of a user's function."""
+        """Returns whether it was the last step. Raises RankAborted, FingerprintDiffers, and errors of a user's
+        function.
+        """
         if self.round != operation.base:
             self.check(operation.order_number, operation.announcement if self.round == operation.base + 1 else None)
         else:

@@ -1,8 +1,8 @@
-"""Statistics of collective calls: recent calls, totals, and stragglers.
+"""Statistics of collective calls: recent calls, totals and stragglers.
 
-Any thread records without a lock: `itertools.count` and a list store are atomic. Stragglers are estimated from
-arrivals (a rank's first message in a call, on this rank's clock), because collectives slow all ranks equally. Latency
-and indirect delays average out.
+Any thread records without a lock: `itertools.count` and a list store are atomic. Stragglers are estimated from arrivals
+(a rank's first message in a call, on this rank's clock), because a slow rank makes the call equally long for all.
+Latency and indirect delays average out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deadlines of calls: asks the other ranks for their progress, then extends the deadline or names the missing ones.
+"""Deadlines of calls: asks the other ranks for their progress, then extends the deadline or names the missing ranks.
 
 Drivers answer at once. A rank without an answer is stopped, holds the GIL, or is gone.
 """
@@ -45,7 +45,7 @@ class InquiryAnswers(Operation):
         return next((peer for rank, peer in self.asked.items() if rank not in self.reports), AwaitedPeer())
 
     def cancel(self) -> None:
-        """It uses no buffers."""
+        """Does nothing: there are no buffers."""
 
     def answer(self, rank: Rank, report: ProgressReply) -> None:
         """Requires the node's lock."""
@@ -58,9 +58,10 @@ class InquiryAnswers(Operation):
 def decide(
     entry: Call, asked: Mapping[Rank, AwaitedPeer], reports: Mapping[Rank, ProgressReply], *, now: float, timeout: float
 ) -> float | tuple[AwaitedPeer, ...]:
-    """A later deadline if any rank made a step within the timeout, else the ranks to blame. Pure.
+    """Returns a later deadline if any rank made a step within the timeout, else the ranks to blame. Pure.
 
-    Empty: another rank knows the missing one. Entering the call is a step; being alive or having finished is not.
+    No rank to blame: another rank knows the missing one. Entering the call is a step; being alive or having finished is
+    not.
     """
     ages = [report.progress_age for report in reports.values() if report.state == "in"]
     newest = max([entry.moved_at, *(now - age for age in ages if age >= 0)])
@@ -108,15 +109,15 @@ class ProgressInquiry:
 
     def declare(self, entry: Call) -> None:
         """Send the fingerprint of a long call, so that two ranks that only receive detect a mismatch. Never blocks.
-        From now on bytes on its links count as progress, because a step may be one large message.
+        From now on bytes on the links count as progress, because a step may be one large message.
         """
         entry.carried = self._group.carried_bytes()
         for link in self._notice_sender.links().values():
             self._notice_sender.send(link, ProgressQuery(*self._about, entry.sequence, 0, entry.fingerprint))
 
     def extend(self, entry: Call, late: OperationTimeout, timeout: float) -> float:
-        """The next deadline if a rank made a step within `timeout` seconds, else raises CollectiveTimeout or the error
-        that ended the call. Blocks for half a second at most.
+        """Returns the next deadline if a rank made a step within `timeout` seconds; else raises CollectiveTimeout or
+        the error that ended the call. Blocks for half a second at most.
         """
         if entry.error is not None:
             raise copy(entry.error)
@@ -138,8 +139,8 @@ class ProgressInquiry:
         ) from late
 
     def explain(self, late: OperationTimeout, waited: float | None = None) -> OperationTimeout:
-        """The timeout of an operation other than a collective, with the awaited ranks' reports. Blocks for half a
-        second at most. `waited`: all seconds.
+        """Returns the timeout of another operation with the awaited ranks' reports. Blocks for half a second at most.
+        `waited`: total seconds.
         """
         if isinstance(late.waiting_for, str) or isinstance(late, CollectiveTimeout):
             return late
@@ -163,7 +164,7 @@ class ProgressInquiry:
                 inquiry.answer(rank, report)
 
     def count_link_bytes(self, entry: Call) -> None:
-        """A slow transfer is progress."""
+        """Counts a slow transfer as progress."""
         carried = self._group.carried_bytes()
         if entry.carried is not None and carried - entry.carried > _CONTROL_BYTES:
             entry.moved_at = monotonic()
@@ -172,7 +173,7 @@ class ProgressInquiry:
     def _ask(
         self, question: ProgressQuery, deadline: float, ranks: set[Rank] | None = None, abort_signal: Call | None = None
     ) -> InquiryAnswers:
-        """Returns when all have replied or at the deadline. Raises the error that ended the call."""
+        """Returns when all have replied, or at the deadline. Raises the error that ended the call."""
         links = {rank: link for rank, link in self._notice_sender.links().items() if ranks is None or rank in ranks}
         number = next(self._numbers)
         inquiry = InquiryAnswers(self._lock, {rank: self._notice_sender.known(rank) for rank in links})

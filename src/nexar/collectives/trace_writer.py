@@ -63,7 +63,7 @@ class TraceWriter:
         atexit.register(self.write)
 
     def write(self) -> None:
-        """Writes once, atomically; logs failures. Does nothing in a forked child."""
+        """Writes once, atomically; logs failures. No effect in a forked child."""
         atexit.unregister(self.write)
         if self._process != os.getpid():
             return

@@ -1,7 +1,7 @@
-"""Start of a node: from settings and an invitation to the first communicator.
+"""Starts a node: from settings and an invitation to its first communicator.
 
-Each member reports whether its first communicator is made, and the seed sends all the same answer: started or failed
-(`cluster.decisions.admission.PendingStart`).
+Each member reports whether it made its first communicator. The seed sends all members the same answer: started or
+failed (`cluster.decisions.admission.PendingStart`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DECISION_TIMEOUT: Final = 5.0
 
 
 class StartBarrier:
-    """Blocks `init()` until every first member is connected, or raises on all. Any thread."""
+    """Blocks `init()` until all first members are connected, or raises on all. Any thread."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class StartBarrier:
         self._settled.set()
 
     def failed(self, error: NexarError) -> None:
-        """The cluster failed or excludes this node. No effect after the start."""
+        """Report that the cluster failed or excludes this node. No effect after the start."""
         with self._lock:
             first = self._failure is None and not self._settled.is_set()
             if first:
@@ -161,7 +161,7 @@ def bootstrap(
     """Join a cluster; return its communicator once all members are connected.
 
     The launcher sets `rank`, `launcher` and `size`. `beside` is called before this returns; its result is called first
-    on close. Raises JoinRefused, SeedUnreachable, FormationTimeout, PeerLost or UsageError, and leaves nothing behind.
+    on close. Raises JoinRefused, SeedUnreachable, FormationTimeout, PeerLost or UsageError, with all resources freed.
     A forming cluster raises FormationTimeout on all members or none.
     """
     deadline = time.monotonic() + config.formation_timeout
@@ -233,15 +233,15 @@ class _NodeFailure:
 
 
 def open_mesh(node: Node) -> Mesh:
-    """A mesh that accepts the connections of the node."""
+    """Return a mesh that accepts the node's connections."""
     mesh = Mesh(node)
     node.listen(mesh)
     return mesh
 
 
 def communicator_factory(leave: Callable[[], None]) -> Callable[[NodeRuntime, Generation], Communicator]:
-    """Closing the world's communicator leaves the cluster; closing another is local and notifies only members that
-    wait in it.
+    """Closing the world's communicator leaves the cluster. Closing another is local: only members that wait in it are
+    told.
     """
 
     def close_part(runtime: NodeRuntime, generation: Generation) -> None:
@@ -249,7 +249,7 @@ def communicator_factory(leave: Callable[[], None]) -> Callable[[NodeRuntime, Ge
         runtime.successors.forget(generation)
 
     def drop_part(runtime: NodeRuntime, generation: Generation) -> None:
-        """The garbage collector calls this under any lock, and closing may block."""
+        """Never blocks: the garbage collector may call this under any lock."""
         close = partial(close_part, runtime, generation)
         runtime.node.progress.run_soon(partial(runtime.node.background.submit, close))
 
@@ -274,7 +274,7 @@ def catch_up(runtime: NodeRuntime, joined: JoinedCluster) -> None:
 def start_world(
     successors: Successors, membership: Membership, start_barrier: StartBarrier, deadline: float
 ) -> Generation:
-    """A forming cluster's first communicator, on all members or none."""
+    """Make a forming cluster's first communicator, on all members or none."""
     try:
         world = successors.begin(membership, WORLD, deadline)
     except (NexarError, DialCancelled) as error:
@@ -284,8 +284,8 @@ def start_world(
 
 
 def begin_world(runtime: NodeRuntime, membership: Membership, deadline: float) -> Generation:
-    """A joiner's first communicator. Retries with the next membership after a change or, under the automatic policy, a
-    loss.
+    """Make a joiner's first communicator. After a change or, under the automatic policy, a loss, retries with the next
+    membership.
     """
     completed, config = NEW_MEMBER, runtime.node.config
     while True:

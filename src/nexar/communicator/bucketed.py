@@ -1,6 +1,6 @@
 """all_reduce_bucketed: reduces many arrays in few operations.
 
-Copies from devices start with the call, and each bucket is copied back when done, so copies overlap with reductions.
+Device copies overlap with reductions: they start with the call, and each finished bucket is copied back at once.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Bucket(NamedTuple):
 
 
 def buckets(arrays: Sequence[SizedArray], limit_bytes: int) -> list[Bucket]:
-    """Assign arrays to buckets, in order. A bucket has one dtype; only a single array may exceed the limit. Pure:
-    equal dtypes and sizes give equal buckets on every rank.
+    """Assign arrays to buckets, in order. Only a single array may exceed the limit. Pure: equal dtypes and sizes give
+    equal buckets on every rank.
     """
     filling: dict[np.dtype[Any], list[int]] = {}
     held_bytes: dict[np.dtype[Any], int] = {}
@@ -70,7 +70,7 @@ def buckets(arrays: Sequence[SizedArray], limit_bytes: int) -> list[Bucket]:
 
 
 def memory_for(made: Sequence[Bucket]) -> list[NDArray[Any]]:
-    """An array per bucket; those never in flight together share memory."""
+    """Return an array per bucket. Buckets never in flight together share memory."""
     sizes = [bucket.count * bucket.dtype.itemsize for bucket in made]
     rooms = [np.empty(max(sizes), np.uint8) for _ in sizes[:_IN_FLIGHT]]
     return [rooms[at % _IN_FLIGHT][:size].view(made[at].dtype) for at, size in enumerate(sizes)]
@@ -93,7 +93,7 @@ def all_reduce_bucketed(
     *,
     commutative: bool,
 ) -> PendingCollective:
-    """Start the call. Takes all sequence numbers now, in order."""
+    """Start the call. It takes all its sequence numbers now."""
     limit = whole(context.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
     if limit is None or limit < 1:
         raise UsageError(
@@ -145,7 +145,6 @@ class _DeviceBucket:
         scatter(self._staged_arrays, self.memory)
 
     def shares_stream(self, other: _DeviceBucket) -> bool:
-        """Whether both use one stream."""
         return _same_stream(self._staged_arrays[0], other._staged_arrays[0])
 
 
@@ -183,9 +182,7 @@ class _BucketedCall:
         return work
 
     def _await_devices(self) -> None:
-        """The calling thread waits for the first copy of each stream, which earlier work may delay; the driver must
-        not block.
-        """
+        """Earlier work may delay each stream's first copy: the calling thread waits for it, as the driver must not."""
         first: list[_DeviceBucket] = []
         for bucket in self._buckets:
             if isinstance(bucket, _DeviceBucket) and not any(bucket.shares_stream(each) for each in first):
@@ -218,7 +215,7 @@ class _BucketedCall:
 
 
 def _of_one_device(members: Sequence[Operand | StagedArray]) -> list[StagedArray] | None:
-    """Return the members if all are of one adapter, device and stream; else None."""
+    """None unless all use one adapter, device and stream."""
     staged = [each for each in members if isinstance(each, StagedArray)]
     return staged if len(staged) == len(members) and all(_same_stream(staged[0], each) for each in staged) else None
 

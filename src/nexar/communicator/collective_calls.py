@@ -1,8 +1,8 @@
 """Collective calls on the user's arrays: check arguments, start the call, convert the result.
 
-An array reduced in place is returned itself; a new array is of the input's kind; a number gives a number. Arguments
-are checked before the call takes its sequence number, so no rank waits for a rejected call. Missing memory fails the
-call later, because the other ranks need an answer (nexar.arrays.operand).
+A call in place returns its array; a new array is of the input's kind; a number gives a number. Arguments are checked
+before the call takes its sequence number, so no rank waits for a rejected call. A failed allocation fails the call
+later, because the other ranks need an answer (nexar.arrays.operand).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start_in_place(
     root: int = 0,
     out: Any = None,
 ) -> PendingCollective:
-    """Start an operation of Layout.IN_PLACE. Its row says whether it has `op` and `root`; if not, they are ignored."""
+    """Start an operation of Layout.IN_PLACE. Ignores `op` or `root` if the operation has none."""
     row = COLLECTIVES[code]
     rank_of_root = None if row.root is _NO_ROOT else context.group.check(root)
     at_root = context.group.rank == rank_of_root
@@ -80,9 +80,7 @@ def start_new(
     out: Any = None,
     counts: Sequence[int] | None = None,
 ) -> PendingCollective:
-    """Start an operation whose result is a new array, or `out`. Its row says whether it has `op` and `root`; if not,
-    they are ignored.
-    """
+    """Start an operation that returns a new array, or `out`. Ignores `op` or `root` if the operation has none."""
     row, group = COLLECTIVES[code], context.group
     rank_of_root = None if row.root is _NO_ROOT else group.check(root)
     memory = Allocations()
@@ -113,7 +111,7 @@ def _new_reduction(row: Collective, op: Op, array: NDArray[Any], *, commutative:
 def _result_shape(
     context: CollectiveContext, row: Collective, array: NDArray[Any], counts: Sequence[int] | None
 ) -> tuple[tuple[int, ...], tuple[Span, ...] | None]:
-    """Return the shape of the result, and for Layout.SHARE the elements of all ranks."""
+    """Return the result's shape and, for Layout.SHARE, each rank's elements."""
     size = context.group.size
     if row.layout is _GATHERED:
         return (size, *array.shape), None
@@ -130,7 +128,7 @@ def _result_shape(
 def _separate(
     memory: Allocations, row: Collective, source: NDArray[Any], target: NDArray[Any], rank: int
 ) -> NDArray[Any]:
-    """Return the input of the call: a copy, or the part of the result where the call expects it."""
+    """Return the call's input: a copy, or the part of the result where the call expects it."""
     if row.layout is _COPY:
         if memory.error is None:
             np.copyto(target, source)
@@ -214,7 +212,7 @@ def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def _target(memory: Allocations, given: Operand, out: object) -> Operand:
-    """`out` with a copy of the input, to work on in place."""
+    """Return `out`, filled with the input."""
     target = memory.adapt(out, writable=True, read=False)
     _fit(target, given.array.shape, given.array.dtype)
     if memory.error is None:
@@ -288,7 +286,7 @@ def _check_blocks(array: NDArray[Any], size: int, operation: str) -> None:
 
 
 def _blocks(array: NDArray[Any], size: int, operation: str) -> list[NDArray[Any]]:
-    """A single row of several dimensions loses that axis."""
+    """A block of one row loses its axis 0, unless that is its only axis."""
     _check_blocks(array, size, operation)
     rows = len(array) // size
     if rows == 1 and array.ndim > 1:
@@ -345,7 +343,7 @@ class _ResultWriter:
         return self._target.result()
 
     def write(self) -> None:
-        """If a device fails on the array, the residual is unchanged."""
+        """The residual is unchanged if a device fails on the array."""
         assert self._outcome is not None
         if self._target.shares:
             _copy(self._target.array, self._outcome.total)
@@ -393,7 +391,7 @@ def _checked_operand(
 
 
 def _residual(memory: Allocations, value: Any, given: Operand, target: Operand) -> Operand:
-    """May be wider than a 16-bit array: then rounding errors are fed back too."""
+    """The residual of a 16-bit array may be wider: then it holds rounding errors too."""
     dtype = given.array.dtype
     residual = _checked_operand(memory, "residual=", value, given.array, (dtype, work_dtype(dtype)))
     if residual.result() is not value:

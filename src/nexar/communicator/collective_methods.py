@@ -19,14 +19,14 @@ from nexar.types import Rank
 
 class CollectiveMethods(ABC):
     """Collectives. All ranks must call the same methods in the same order, with the same dtype, count, op and root;
-    otherwise all raise CollectiveMismatch. CollectiveTimeout names the ranks that did not take part.
+    otherwise all raise CollectiveMismatch. CollectiveTimeout names the missing ranks.
 
     - `op`: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", or a function of two
       arrays.
     - `commutative=False`: reduce in rank order.
     - `out`: an array that receives the result and is returned.
     - `algorithm`: overrides the automatic choice.
-    - `deterministic`: reduce in an order that depends neither on the algorithm nor on the hosts.
+    - `deterministic`: reduce in an order that is independent of algorithm and hosts.
     - `timeout`: seconds without progress of any rank; default: the setting `collective_timeout`.
     """
 
@@ -82,8 +82,8 @@ class CollectiveMethods(ABC):
         commutative: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Reduce many arrays in place, fused into buckets of at most `bucket_bytes` (default: the setting of that
-        name). Returns the list. If a bucket fails, arrays of finished buckets are already written.
+        """Reduce many arrays in place, in buckets of at most `bucket_bytes` (default: the setting of that name).
+        Returns the list. If a bucket fails, arrays of finished buckets are already written.
         """
         seconds = self._seconds(timeout)
         options = CallOptions(algorithm, deterministic)
@@ -100,11 +100,10 @@ class CollectiveMethods(ABC):
         out: Any = None,
         timeout: float | None = None,
     ) -> Any:
-        """Sum or average (`op` "sum" or "avg") all ranks' compressed float arrays in place, on every rank. Returns the
-        array.
+        """Reduce all ranks' float arrays in place, compressed, on every rank (`op` "sum" or "avg"). Returns the array.
 
-        `compressor`: TopK, RandomK, FP8, Int8, NoCompression or your own Compressor. `residual`: this rank's values
-        not sent yet, zeros at first; added before compression and updated by the call. A call that raises leaves both
+        `compressor`: TopK, RandomK, FP8, Int8, NoCompression or your own Compressor. `residual`: this rank's unsent
+        values, zeros at first; the call adds it before compression and updates it. A call that raises leaves both
         arrays unchanged.
         """
         seconds = self._seconds(timeout)
@@ -131,8 +130,8 @@ class CollectiveMethods(ABC):
         commutative: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Reduce all ranks' arrays in place at the root. Returns the array there and None elsewhere; other arrays are
-        unchanged.
+        """Reduce all ranks' arrays in place at the root. Returns the array there. Other ranks get None, and their
+        arrays are unchanged.
         """
         seconds = self._seconds(timeout)
         options = CallOptions(algorithm, deterministic)
@@ -160,7 +159,7 @@ class CollectiveMethods(ABC):
         commutative: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Reduce all ranks' arrays; return this rank's part of axis 0, split as by np.array_split, as a new array."""
+        """Reduce all ranks' arrays; return this rank's part of axis 0 (as np.array_split) as a new array."""
         seconds = self._seconds(timeout)
         options = CallOptions(algorithm, deterministic)
         work = start_new(
@@ -199,11 +198,10 @@ class CollectiveMethods(ABC):
         algorithm: str | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Return this rank's block of the root's array as a new array: axis 0 is split into `size` equal blocks. Other
+        """Split axis 0 of the root's array into `size` equal blocks; return this rank's block as a new array. Other
         ranks pass None.
 
-        From an array of several dimensions with `size` rows, rank i gets row i without that axis (the inverse of
-        gather).
+        If a multidimensional array has `size` rows, rank i gets row i without that axis (the inverse of gather).
         """
         seconds = self._seconds(timeout)
         return self._run_collective(
@@ -221,7 +219,7 @@ class CollectiveMethods(ABC):
         commutative: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Return the reduction of the arrays of ranks 0 to this one, as a new array."""
+        """Return the reduction of the arrays of ranks 0 to this rank, as a new array."""
         seconds = self._seconds(timeout)
         options = CallOptions(algorithm, deterministic)
         work = start_new(self._context, OperationCode.SCAN, array, options, op=op, commutative=commutative, out=out)
@@ -238,7 +236,7 @@ class CollectiveMethods(ABC):
         commutative: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Return the reduction of the arrays of all lower ranks, as a new array; on rank 0 the reduction's identity."""
+        """Return the reduction of all lower ranks' arrays as a new array; on rank 0, the reduction's identity."""
         seconds = self._seconds(timeout)
         options = CallOptions(algorithm, deterministic)
         work = start_new(

@@ -1,7 +1,7 @@
-"""The communicator, and the creation of sub-communicators by `split` and `group`.
+"""The communicator, and its sub-communicators.
 
-The id of a sub-communicator is a hash of facts that its members know (parent, generation, call number, members), so
-they need no message to agree on it. Two ids collide with a probability of 2**-63.
+A sub-communicator's id is a hash of facts that its members know (parent, generation, call number, members), so they
+agree on it without messages. Two ids collide with a probability of 2**-63.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SubgroupSpec(NamedTuple):
 
 
 def propose_split(context: CollectiveContext, color: Any, key: Any) -> PendingCollective:
-    """Start a split, whose result is this rank's SubgroupSpec or None."""
+    """Start a split. Its result is this rank's SubgroupSpec or None."""
     mine = np.array([_checked_color(color), _checked_key(key)], np.int64)
     out = np.empty((context.group.size, 2), np.int64)
     work = begin_call(context, COLLECTIVES[OperationCode.SPLIT], CallArrays(mine, out.reshape(-1)))
@@ -85,7 +85,7 @@ def _checked_key(key: Any) -> int:
 
 
 def subgroup_of(group: Group, proposals: Sequence[Sequence[int]], occasion: int) -> SubgroupSpec | None:
-    """This rank's sub-communicator; None without a colour."""
+    """Return this rank's sub-communicator; None without a colour."""
     rank = group.rank
     color = proposals[rank][0]
     if color == _NO_COLOR:
@@ -96,12 +96,12 @@ def subgroup_of(group: Group, proposals: Sequence[Sequence[int]], occasion: int)
 
 
 def members_of(membership: Membership, ranks: Sequence[Rank]) -> Membership:
-    """The membership of these ranks, in order."""
+    """Return the membership of these ranks, in this order."""
     return Membership(membership.cluster, membership.epoch, tuple(membership.members[rank] for rank in ranks))
 
 
 def chosen_subgroup(group: Group, ranks: Iterable[Any], occasions: Counter[tuple[Rank, ...]]) -> SubgroupSpec | None:
-    """None if this rank is not in it. `occasions`: earlier calls with the same ranks."""
+    """None if this rank is not listed. `occasions`: calls so far for each list of ranks."""
     if not isinstance(ranks, Iterable):
         raise UsageError(f"group({ranks!r}): give the ranks as a list, e.g. group([0, 1])")
     listed = tuple(group.check(rank) for rank in ranks)
@@ -114,18 +114,18 @@ def chosen_subgroup(group: Group, ranks: Iterable[Any], occasions: Counter[tuple
 
 
 def subgroup_id(group: Group, kind: int, occasion: int, ranks: Sequence[Rank]) -> int:
-    """Return an id that only the members of this sub-communicator share."""
+    """Return the sub-communicator's id, the same on all its members."""
     facts = (group.communicator, group.matching.generation, kind, occasion, *ranks)
     digest = hashlib.sha256(np.array(facts, np.uint64).tobytes()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMethods, RecoveryMethods, ElasticMethods):
-    """A group of nodes that communicate, each with a rank. Immutable. Any thread may use it, but all ranks must call
-    collectives in the same order, also across threads.
+    """A group of nodes, each with a rank. Immutable. Any thread may use it, but all ranks must call collectives in the
+    same order, also across threads.
 
-    Use it as a context manager, or close it. Closing delivers messages already sent, then tells the others that this
-    node left. Closing a communicator made by `split` or `group` is local.
+    Use it as a context manager, or close it. Closing delivers sent messages, then tells the others that this node left.
+    Closing a communicator made by `split` or `group` is local.
     """
 
     def __init__(self, generation: Generation, runtime: NodeRuntime, close: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         self._remote_calls = RemoteCalls(context.group, VALUES, context.config, generation.registry)
         generation.when_closed.append(self._remote_calls.close)
         self.start: Final = Starter(context, self._seconds, self._resolver, self._remote_calls)
-        """All operations as non-blocking ones: each returns a Request at once."""
+        """All operations, non-blocking: each returns a Request at once."""
 
     # -- facts -----------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
 
     @property
     def epoch(self) -> int:
-        """Version of the membership; it grows with each change."""
+        """Version of the membership. It grows with each change."""
         return self.membership.epoch
 
     @property
@@ -200,7 +200,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
 
     @property
     def neighbors(self) -> tuple[Rank, ...]:
-        """Ranks with a direct connection to this one. The others are reached through relays."""
+        """Ranks with a direct connection to this rank. The others are reached through relays."""
         is_neighbour = self._group.mesh.relay_routes.is_neighbour
         nodes = enumerate(self._group.membership.members)
         return tuple(rank for rank, member in nodes if rank != self.rank and is_neighbour(member.node))
@@ -235,15 +235,15 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         """Make one communicator per colour, with ranks ordered by key, then by rank here. All ranks must call it.
         Returns None if `color` is None.
 
-        It has its own messages and collectives, and can be used at the same time as this one.
+        The new communicator has its own messages and collectives. Both can be used at the same time.
         """
         seconds = self._seconds(timeout)
         part = self._run_collective(propose_split(self._context, color, key), seconds)
         return None if part is None else self._make(part, seconds)
 
     def group(self, ranks: Iterable[Rank], *, timeout: float | None = None) -> Communicator | None:
-        """Make a communicator of these ranks, in the given order. All of them must call it with the same list; others
-        get None at once.
+        """Make a communicator of these ranks, in this order. All of them must call it with the same list; others get
+        None at once.
         """
         seconds = self._seconds(timeout)
         part = chosen_subgroup(self._group, ranks, self._groups)
@@ -264,10 +264,10 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
 
     def stats(self) -> dict[str, Any]:
         """Return counters: calls, bytes and seconds by operation; waiting time by rank; arrival times by operation and
-        rank (`arrivals`, without calls that ended at once); counters of each link.
+        rank (`arrivals`, without calls that ended at once); link counters.
 
-        `buffers`: this node's pool for unexpected messages, with the hit rate per size. `staging`: host memory for
-        devices, by adapter. `relay`: traffic forwarded for others.
+        `buffers`: this node's pool for unexpected messages, with hit rates by size. `staging`: host memory for
+        devices, by adapter. `relay`: forwarded traffic.
         """
         links = {rank: link.stats() for rank, link in self._group.links().items()}
         buffers = self._group.router.pool.stats().facts()
@@ -276,7 +276,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         return {**self._context.call_log.stats(), **facts}
 
     def stragglers(self) -> list[Straggler]:
-        """Return the ranks that others wait for in collectives, worst first."""
+        """Return the ranks that are late in collectives, worst first."""
         return self._context.call_log.stragglers()
 
     # -- closing ---------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         return final
 
     def _check_serving(self) -> None:
-        """Successors share the served functions, so the newest one decides."""
+        """Checks the newest successor: all share the served functions."""
         newest: Communicator = self._generation.successor or self
         newest._check_open()
         if newest._generation.successor is None:

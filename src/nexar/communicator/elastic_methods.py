@@ -1,4 +1,4 @@
-"""Membership changes by agreement: members join and leave at a checkpoint, a collective."""
+"""Elastic membership: members join and leave at a checkpoint, which is a collective."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Checkpoint:
 
 
 class ElasticMethods(ABC):
-    """Joining and leaving by agreement. Only for the communicator of `nexar.init()` and its successors; others raise
+    """Joining and leaving by agreement. Communicators other than that of `nexar.init()` and its successors raise
     UsageError.
     """
 
     _generation: Generation
     _runtime: NodeRuntime
-    # Id of the thread that runs `state()`, 0: none. Written by that thread, which must not make calls that wait for the
-    # other ranks, because these wait for it.
+    # Id of the thread that runs `state()`; 0: none. Written by that thread. It must not make calls that wait for other
+    # ranks, because these wait for it.
     _state_thread: int
 
     @abstractmethod
@@ -75,19 +75,19 @@ class ElasticMethods(ABC):
 
     @property
     def state(self) -> Any:
-        """The result of a member's `state()` for this node when it joined; None for the first members."""
+        """The result of a member's `state()`, received when this node joined; None on the first members."""
         return self._runtime.state
 
     def checkpoint(self, state: Callable[[], Any] | None = None, *, timeout: float | None = None) -> Checkpoint | None:
-        """Admit waiting joiners and release leaving ranks. All ranks must call it. Returns the changes, or None if
-        there are none: then it was a barrier. With fewer ranks than `elastic_min_world_size` it waits for joiners.
+        """Admit waiting joiners and release leaving ranks. All ranks must call it. Returns the changes; None: it was
+        only a barrier. With fewer ranks than `elastic_min_world_size` it waits for joiners.
 
-        If joiners wait, one rank calls `state()`. Each joiner has the result, any value that `send_object` can send,
-        in `comm.state` before it becomes a member.
+        If joiners wait, one rank calls `state()`, which returns any value that `send_object` can send. Each joiner has
+        it in `comm.state` before it becomes a member.
 
-        MembershipChanged if a rank dies meanwhile: call it again on the successor. If a rank closed before, this
-        returns the successor and the ranks that left; joiners are admitted at the next checkpoint. `timeout` defaults
-        to the setting `elastic_checkpoint_timeout`.
+        Raises MembershipChanged if a rank dies meanwhile: call it again on the successor. If a rank closed before,
+        returns the successor and the ranks that left; the next checkpoint admits joiners. `timeout` defaults to the
+        setting `elastic_checkpoint_timeout`.
         """
         config = self._runtime.node.config
         wanted = max(0, config.elastic_min_world_size - self._generation.group.size)
@@ -96,14 +96,14 @@ class ElasticMethods(ABC):
     def grow(
         self, n: int, state: Callable[[], Any] | None = None, *, timeout: float | None = None
     ) -> Checkpoint | None:
-        """As `checkpoint`, once n joiners wait. OperationTimeout if they do not come in time."""
+        """As `checkpoint`, once n joiners wait. Raises OperationTimeout if fewer come in time."""
         number = whole(n)
         if number is None or number < 1:
             raise UsageError(f"grow({n!r}): give the number of joiners, at least 1")
         return self._resize(OperationCode.GROW, number, state, timeout)
 
     def leave(self) -> None:
-        """Leave at the next checkpoint, which returns `communicator` None here. This rank's communicators end."""
+        """Leave at the next checkpoint, which returns `communicator` None here and ends this rank's communicators."""
         self._checked(None)
         self._runtime.checkpoint_requests.leave()
 
@@ -122,8 +122,8 @@ class ElasticMethods(ABC):
     def _resize(
         self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, timeout: float | None
     ) -> Checkpoint | None:
-        """A change agreed on by faster ranks, or after a close, may arrive before or during this rank's call. Only a
-        change caused by a death is raised.
+        """Raises only changes caused by a death. A change that faster ranks agreed on, or one after a close, may arrive
+        before or during this call: it is a result.
         """
         seconds = 0.0
         try:
@@ -179,7 +179,7 @@ class ElasticMethods(ABC):
         )
 
     def _joiners_come(self, wanted: int, seconds: float) -> bool:
-        """False: timeout, or this communicator ended; the next call raises why."""
+        """False: timeout, or this communicator ended, which the next call raises."""
         checkpoint_requests, mine, node = (
             self._runtime.checkpoint_requests,
             self._generation.cancel_token,
@@ -191,7 +191,7 @@ class ElasticMethods(ABC):
     def _transfer_state(
         self, code: OperationCode, plan: Resize, state: Callable[[], Any] | None, seconds: float
     ) -> Resize:
-        """The lowest remaining rank sends it. Joiners that do not get it are not admitted."""
+        """The lowest remaining rank sends the state. Joiners that miss it are not admitted."""
         leaving = {departure.node for departure in plan.left}
         members = self._generation.membership.members
         sender = next(rank for rank, member in enumerate(members) if member.node not in leaving)

@@ -1,6 +1,6 @@
-"""Events about members, delivered by an async iterator or a callback.
+"""Events about members, for async iterators or callbacks.
 
-Publishing never blocks: each bounded queue drops and counts its oldest events.
+Publishing never blocks: each queue is bounded, and drops and counts its oldest events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FailureEvent:
-    """An observation about one rank, which "back" revokes. Only a MembershipEvent reports a change of members."""
+    """An observation about one rank. "back" revokes it. Only a MembershipEvent reports a change of members."""
 
     rank: Rank
     """Rank in the membership of `epoch`."""
@@ -65,7 +65,7 @@ class MembershipEvent:
 
 
 class EventFeed(Generic[T]):
-    """Publishes events of one kind. Any thread. Closing it ends its subscriptions."""
+    """Publishes events of one kind. Any thread."""
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
@@ -83,7 +83,7 @@ class EventFeed(Generic[T]):
             each.put(event)
 
     def subscribe(self, callback: Callable[[T], object] | None = None) -> Subscription[T]:
-        """A thread calls `callback`, in order. On a closed feed the subscription has ended."""
+        """A thread calls `callback`, in order. A closed feed returns an ended subscription."""
         subscription = Subscription(self, callback)
         subscription.begin()
         with self._lock:
@@ -95,7 +95,7 @@ class EventFeed(Generic[T]):
         return subscription
 
     def close(self) -> None:
-        """End all subscriptions after the events published so far. Waits for callbacks, with a limit. Idempotent."""
+        """End all subscriptions after their queued events. Waits for callbacks, 5 seconds each. Idempotent."""
         with self._lock:
             self._closed = True
         subscriptions = self._subscriptions()
@@ -119,7 +119,7 @@ class EventFeed(Generic[T]):
 
 
 class FailureFeed(EventFeed[FailureEvent]):
-    """Publishes nothing about a lost member until it is back."""
+    """Publishes nothing more about a lost member until it is back."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -139,11 +139,11 @@ class FailureFeed(EventFeed[FailureEvent]):
 
 
 class Subscription(Generic[T]):
-    """Events of one listener, in order of publication. A context manager that closes it.
+    """Events of one listener, in order. A context manager, which closes it.
 
     Without a callback it is an async iterator for one task: `async for event in comm.failure_events()`. It ends when
-    the communicator is closed or nothing refers to it. With a callback, a thread of nexar calls it for each event
-    until the subscription is closed, and logs its exceptions.
+    the communicator is closed or nothing refers to the subscription. With a callback, a thread of nexar calls it for
+    each event until the subscription is closed, and logs its exceptions.
     """
 
     def __init__(self, feed: EventFeed[T], callback: Callable[[T], object] | None) -> None:
@@ -160,7 +160,7 @@ class Subscription(Generic[T]):
     # -- called by the feed ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Called once, by the feed. A daemon thread: a callback that hangs does not block process exit."""
+        """Called once. Starts a daemon thread: a callback that hangs does not block process exit."""
         if self._callback is not None:
             self._thread = threading.Thread(
                 target=self._call_back, args=(self._callback,), name=f"nexar-{self._feed.name}", daemon=True
@@ -197,8 +197,8 @@ class Subscription(Generic[T]):
     # -- called by the listener --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop delivering events. Waits for a running callback, up to 5 seconds with a warning. Idempotent. A callback
-        may close its own subscription.
+        """Drop queued events and deliver no more. Waits up to 5 seconds for a running callback, then logs a warning.
+        Idempotent. A callback may close its own subscription.
         """
         with self._condition:
             self._events.clear()
@@ -218,7 +218,7 @@ class Subscription(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Return the next event. UsageError if a callback or another task receives them."""
+        """Return the next event. UsageError if a callback or another task receives the events."""
         from asyncio import get_running_loop  # noqa: PLC0415 - already loaded for callers that await; a cost for others
 
         loop = get_running_loop()

@@ -1,4 +1,4 @@
-"""One generation of a communicator at this node: its build, state and outcome."""
+"""One generation of a communicator at this node: its state and outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nexar.types import AwaitedPeer, NodeId, Rank
 
 
 class GenerationOutcome(Operation):
-    """Finished when the generation ends; its error carries the successor. Any thread may wait."""
+    """Done when the generation ends; its error carries the successor. Any thread may wait."""
 
     __slots__ = ("_progress",)
 
@@ -38,7 +38,7 @@ class GenerationOutcome(Operation):
         """An abandoned wait has no effect."""
 
     def resolve(self, error: NexarError) -> None:
-        """Set or replace the outcome: a successor may follow NoQuorum. Not under the node's lock."""
+        """Set or replace the outcome (a successor may follow NoQuorum). Not under the node's lock."""
         with self.lock:
             if self.done:
                 self.error = error
@@ -53,7 +53,7 @@ class GenerationOutcome(Operation):
 
 
 class Generation:
-    """Immutable except for its end: `interrupt` ends every call, `outcome` is the error to raise."""
+    """Immutable except for its end: `interrupt` ends every call, `outcome` holds the error to raise."""
 
     def __init__(self, context: CollectiveContext, close: Callable[[], None]) -> None:
         # The functions it serves. A successor inherits these and the feeds before it is shared.
@@ -86,12 +86,12 @@ class Generation:
         self.cancel_token: Final = CancelToken()
 
     def leave(self) -> None:
-        """Tell the members that this one makes no call on it any more. Close it next. Never blocks."""
+        """Tell the members that this node makes no more calls on it. Close it next. Never blocks."""
         self.group.leave()
         self.context.call_log.leave()
 
     def close(self) -> None:
-        """Free its resources. Idempotent, also during the hand-over to its successor."""
+        """Free its resources. Idempotent, even during the hand-over to its successor."""
         with self._closing:
             first, self._freed = not self._freed, True
         if first:
@@ -103,9 +103,7 @@ class Generation:
             callback()
 
     def close_in_background(self, successor: Generation) -> None:
-        """Close it in a thread that ends before its successor is closed: the next build must not wait for remote calls
-        in progress.
-        """
+        """Close it in a thread, which the successor's close joins: the next build must not wait for remote calls."""
         thread = threading.Thread(target=self.close, name="nexar-generation-close", daemon=True)
         with successor._closing:
             run_in_thread = not successor._closed
@@ -141,7 +139,7 @@ class Generation:
         return isinstance(self.outcome.error, Revoked) and self.outcome.error.closed
 
     def interrupt(self, error: NexarError | None = None) -> None:
-        """End every pending and later call and release its buffers. Not under the node's lock. Idempotent."""
+        """End pending and later calls and release their buffers. Not under the node's lock. Idempotent."""
         self.interrupted = True
         self.context.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
         self.cancel_token.cancel()

@@ -1,8 +1,8 @@
 """Builds generations of communicators, together with their other members.
 
-A build is a run (`collectives.executor.Run`): it posts operations and never blocks, so the thread that drives the
-network carries it out, and no thread waits for it. `GenerationBuilder.make` runs one in the calling thread instead.
-The completed calls and the shared memory are agreed on at the same time: neither needs the other's result.
+A build is a run (`collectives.executor.Run`) that never blocks, so the driver can advance it and no thread waits for
+it. `GenerationBuilder.make` runs one in the calling thread instead. The members agree on completed calls and on shared
+memory at the same time: neither needs the other's result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MISSING: Final = "its part in it: it has not made the same init, split or group
 
 
 def run_blocking(group: Group, run: Run, deadline: float) -> Any:
-    """Run it in this thread and return its result. Raises OperationTimeout at the deadline (time.monotonic)."""
+    """Return its result, in this thread. Raises OperationTimeout at the deadline (time.monotonic)."""
     try:
         while True:
             operations = next(run)
@@ -65,7 +65,7 @@ def run_blocking(group: Group, run: Run, deadline: float) -> Any:
 
 
 def build_timeout(waiting_for: Sequence[AwaitedPeer] | str, timeout: float) -> OperationTimeout:
-    """The error of the user's call that makes the communicator."""
+    """Return the error of the user's call."""
     if not isinstance(waiting_for, str):
         waiting_for = [replace(peer, missing=_MISSING) for peer in waiting_for]
     return OperationTimeout(operation=_NAME, waiting_for=waiting_for, timeout=timeout)
@@ -80,7 +80,7 @@ _NEWS: Final = struct.Struct("<qqq")
 
 
 def exchange_completed(group: Group, mine: CompletedCalls, deadline: float) -> Run:
-    """The run returns the last call that all members completed, as CompletionExchange does, once all take part."""
+    """The run returns CompletionExchange's result, the last call that all members completed."""
     exchange = CompletionExchange(group.rank, group.size, mine)
     sends = exchange.start()
     while sends:  # one for each step
@@ -117,8 +117,8 @@ class GenerationBuilder:
         self._activity = NodeActivity(node.progress)
 
     def lose(self, node: NodeId, cause: str) -> None:
-        """Fail operations that wait for a former member. Its earlier messages can still be received; if some may still
-        arrive, the end of its link fails them instead.
+        """Fail operations that wait for a former member. Its earlier messages can still be received. While more may
+        arrive, the operations wait; the end of its link fails them.
         """
         if self._mesh.quiet_leavers.has(node):
             return
@@ -129,8 +129,8 @@ class GenerationBuilder:
         self._node.progress.wake()  # a waiter may be the driver, asleep
 
     def group(self, membership: Membership, communicator: int) -> Group:
-        """Open the group of a generation to be built; closing it aborts the build. Its number is the membership's
-        epoch. The caller closes it if it does not start the build.
+        """Open the group of a generation to be built, which is numbered by the membership's epoch. Closing it aborts
+        the build. The caller closes it if it does not start the build.
         """
         return Group(self._node, self._mesh, membership, communicator, membership.epoch)
 
@@ -142,7 +142,9 @@ class GenerationBuilder:
         completed: CompletedCalls | None = None,
         begun: Callable[[Group], None] | None = None,
     ) -> tuple[Generation, int]:
-        """Build it in this thread, as `run`. `begun` gets the group first. Raises PeerLost or OperationTimeout."""
+        """Build it in this thread; returns the result of `run`. `begun` gets the group first. Raises PeerLost or
+        OperationTimeout.
+        """
         group = self.group(membership, communicator)
         try:
             if begun is not None:
@@ -164,9 +166,9 @@ class GenerationBuilder:
         finished: Callable[[Generation, int], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Build it while others drive, as `run`. `begun` gets the group. Then `finished` is called with the result, or
-        `failed`, at the latest after `timeout` seconds with OperationTimeout: by this thread, the driver or the control
-        loop. None of them may block.
+        """Build it in the background. `begun` gets the group. Then this thread, the driver or the control loop calls
+        `finished` with the result of `run`, or `failed`, at the latest after `timeout` seconds with OperationTimeout.
+        No callback may block.
         """
         group, deadline = self.group(membership, communicator), time.monotonic() + timeout
         begun(group)
@@ -188,8 +190,8 @@ class GenerationBuilder:
         self._node.progress.drive_in_background()
 
     def run(self, group: Group, deadline: float, completed: CompletedCalls | None) -> Run:
-        """The run returns the generation and the last call that all members completed in the one before; `completed` is
-        this member's. A run that does not end leaves nothing behind and has closed the group.
+        """The run returns the generation and the last call that all members completed in the previous one; `completed`
+        is this member's. A run that fails or is closed frees all resources and closes the group.
         """
         with ExitStack() as undo:
             undo.callback(group.close)
@@ -207,7 +209,7 @@ class GenerationBuilder:
             return Generation(context, undo.pop_all().close), least
 
     def _open_links(self, group: Group, deadline: float) -> Run:
-        """Later memberships of large worlds open links on first use."""
+        """Large worlds open links on first use, except at the start."""
         epoch, size = group.membership.epoch, group.size
         if group.communicator != WORLD or not self._node.has_remote_peers or (epoch > 1 and size > EAGER_WORLD):
             return

@@ -1,7 +1,7 @@
 """A world of threads in one process, on the memory transport.
 
-A local seed voter replaces the seed, so membership changes follow the same rules. One process cannot be partitioned,
-so the remaining ranks can always continue.
+A local seed voter replaces the seed, so membership changes follow the same rules. One process cannot be partitioned:
+remaining ranks can always continue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nexar.wire.control import Message
 
 
 def local_seed() -> PinnedNode:
-    """Return the seed of a local membership."""
+    """Return a random seed for a local membership."""
     return PinnedNode(secrets.randbelow(MAX_NODE) + 1, bytes(FINGERPRINT_BYTES))
 
 
@@ -60,7 +60,6 @@ class LocalSeedVoter:
         self._queue = SerialQueue(self._do)  # filled under the lock
 
     def link(self, node: NodeId) -> SeedLink:
-        """By which this node reaches the seed."""
 
         def send(message: Message) -> bool:
             if isinstance(message, MembershipMessage):
@@ -70,7 +69,6 @@ class LocalSeedVoter:
         return SeedLink(send, lambda _, done: done(True))
 
     def introduce(self, node: NodeId, receive: Callable[[Message], None]) -> None:
-        """Messages to this node go to `receive`."""
         self._receivers[node] = receive
 
     def forget(self, node: NodeId) -> None:
@@ -100,8 +98,8 @@ _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
 def local_communicators(
     size: Any, config: Config, beside: Callable[[NodeRuntime, Rank], Callable[[], None]] | None = None
 ) -> Iterator[list[Communicator]]:
-    """Yield a communicator per rank, each for its own thread; close all at the end. `beside` is called with each node;
-    its result is called first on close.
+    """Yield a communicator per rank, each for its own thread; close all at the end. `beside` is called with each node,
+    its result first on close.
     """
     number = whole(size)
     if number is None or number < 1:

@@ -20,8 +20,8 @@ _POLL_SECONDS: Final = 1e-4  # one poll of the network
 
 
 class MessageMethods(ABC):
-    """Messages between two ranks. A message without a tag (`tag=None`) matches only receives without one. `timeout`
-    defaults to the setting `collective_timeout`. OperationTimeout names the missing ranks, PeerLost a lost one.
+    """Messages between two ranks. A message without a tag (`tag=None`) matches only receives without a tag. `timeout`
+    defaults to the setting `collective_timeout`. OperationTimeout names the missing ranks, PeerLost the lost rank.
     With `return_source`, a receive returns (result, Source).
     """
 
@@ -31,7 +31,7 @@ class MessageMethods(ABC):
 
     @abstractmethod
     def _deadline(self, timeout: Any) -> float:
-        """UsageError if `timeout` is invalid or the communicator closed."""
+        """UsageError if `timeout` is invalid or the communicator is closed."""
 
     @abstractmethod
     def _run_operation(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
@@ -40,7 +40,7 @@ class MessageMethods(ABC):
     # -- arrays ----------------------------------------------------------------------------------------
 
     def send(self, array: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> Any:
-        """Send an array. Blocks until it may be changed: a small one may be in flight, a large one has arrived."""
+        """Send an array. Blocks until you may change it: a small one may be in flight, a large one has arrived."""
         deadline = self._deadline(timeout)
         return self._run_operation(point_to_point.send(self._group, array, dest, tag, deadline), deadline)
 
@@ -68,11 +68,10 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Receive into `into`, which must have the message's size and dtype, and return it; without it, return a new
-        array.
+        """Receive into `into` and return it; without `into`, return a new array.
 
-        BufferMismatch if the message does not fit; it stays for another receive. A non-contiguous array is filled
-        after the whole message has arrived.
+        Raises BufferMismatch if the message has another size or dtype than `into`; it stays for another receive. A
+        non-contiguous array is filled after the whole message has arrived.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -92,9 +91,7 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Send and receive at the same time, without deadlock. `into` may be `array`. `sendtag` and `recvtag` override
-        `tag`.
-        """
+        """Send and receive at once, without deadlock. `into` may be `array`. `sendtag` and `recvtag` override `tag`."""
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.sendrecv(
@@ -107,8 +104,8 @@ class MessageMethods(ABC):
     def probe(
         self, source: Rank = ANY_SOURCE, tag: int | None = None, *, timeout: float | None = None
     ) -> MessageInfo | None:
-        """Wait for a message that such a receive would take; describe it without receiving it. `timeout=0` returns
-        None if there is none yet.
+        """Wait for a message that such a receive would take, and describe it. The message stays. `timeout=0` does not
+        wait: None if there is no message yet.
         """
         looking = timeout == 0
         deadline = self._deadline(_POLL_SECONDS if looking else timeout)
@@ -136,8 +133,8 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Return the received bytes, or fill the writable buffer `into` of the same length. Also receives arrays as
-        bytes.
+        """Return the received bytes, or fill and return the writable buffer `into` of the same length. Receives arrays
+        too, as bytes.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -162,7 +159,7 @@ class MessageMethods(ABC):
     ) -> Any:
         """Fill several buffers in order and return them. Sizes may differ from the sender's; equal sizes avoid copies.
 
-        BufferMismatch if the total size differs; the message stays. After other errors they may be partly filled.
+        BufferMismatch if the total size differs; the message stays. Other errors may leave buffers partly filled.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None
@@ -183,7 +180,7 @@ class MessageMethods(ABC):
         """Send a value for `recv_object`: None, numbers, str, bytes, dates and times, lists, tuples, dicts, sets,
         NumPy arrays, torch tensors.
 
-        UsageError names a value of another type. `pickle=True` on both sides allows nearly every value.
+        UsageError names other types. `pickle=True` on both sides allows nearly every value.
         """
         deadline = self._deadline(timeout)
         run = point_to_point.send_object(self._group, value, dest, tag, pickle=pickle, deadline=deadline)
@@ -198,8 +195,8 @@ class MessageMethods(ABC):
         timeout: float | None = None,
         return_source: bool = False,
     ) -> Any:
-        """Receive a value. Reading a pickled value runs code that its sender chose: without `pickle=True` this raises
-        UsageError, and the message stays.
+        """Receive a value. A pickled value raises UsageError without `pickle=True`, and the message stays: reading it
+        runs code that its sender chose.
         """
         deadline = self._deadline(timeout)
         taken: list[Receive] | None = [] if self._can_retract else None

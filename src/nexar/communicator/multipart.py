@@ -1,11 +1,11 @@
 """Messages of several pieces of memory.
 
-The first part, with the caller's tag, holds the sizes and, of a small message, the bytes. Otherwise each piece follows
-uncopied as its own message, under a number from the first part that no receive for the caller's tag matches.
+The first part has the caller's tag. It holds the sizes and, for a small message, the bytes. Otherwise each piece
+follows uncopied as its own message, under a number from the first part that no receive for the caller's tag matches.
 
 Invariant: after a first part the sender sends every piece, or an empty one that means "no more". The receiver takes
-every piece, gives all back (if cancelled) or drains the rest (if failed). So neither leaves anything behind, and a
-cancelled receive loses nothing.
+every piece, gives all back (if cancelled) or drains the rest (if failed). So no piece is left over, and a cancelled
+receive loses nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from nexar.types import Rank
 from nexar.wire.frame import Space
 
 T = TypeVar("T")
-# An operation in progress. It continues when the operations it yields are done, and returns its result. Close it if one
-# fails: it then releases everything.
+# An operation in progress. It continues when the operations it yields are done. Close it if one of them fails: it then
+# releases everything.
 Run: TypeAlias = Generator[Sequence[Operation], None, T]
 
 # Up to this total the pieces are copied into the first part: that costs less than a message each.
@@ -46,7 +46,7 @@ class PieceTable(NamedTuple):
 
 
 def flatten(pieces: Sequence[memoryview]) -> memoryview:
-    """All pieces in one aligned buffer."""
+    """Return one buffer with all pieces, each aligned."""
     sizes = [len(piece) for piece in pieces]
     starts, end = _starts(sizes)
     row = allocate(end)
@@ -58,7 +58,7 @@ def flatten(pieces: Sequence[memoryview]) -> memoryview:
 
 
 def unflatten(row: memoryview) -> tuple[memoryview, ...]:
-    """The pieces of a `flatten` buffer, in its memory. ValueError for other bytes."""
+    """Return the pieces of a `flatten` buffer, in its memory. ValueError for other bytes."""
     table = read_table(row)
     if table.number is not None:
         raise ValueError("a table without its pieces")
@@ -141,9 +141,7 @@ PieceMemory: TypeAlias = Callable[[tuple[int, ...]], Sequence[memoryview]]
 def receive_parts(
     group: Group, first: Receive, allocate_pieces: PieceMemory, taken: list[Receive] | None = None
 ) -> Run[Sequence[memoryview]]:
-    """Return the pieces, in memory of `allocate_pieces(sizes)` unless the first part holds them. Adds the receives to
-    `taken`.
-    """
+    """Return the pieces, in the first part or in `allocate_pieces(sizes)`. Adds the receives to `taken`."""
     yield from wait_or_undo((first,))
     taken = [] if taken is None else taken
     taken.append(first)
@@ -194,7 +192,7 @@ def _table_of(first: Receive, source: Rank) -> PieceTable:
 
 
 def new_memory(sizes: tuple[int, ...]) -> list[memoryview]:
-    """Raises MemoryError: the sizes are the sender's claim."""
+    """Raises MemoryError: the sender chose the sizes."""
     try:
         return [allocate(size) for size in sizes]
     except (MemoryError, ValueError) as error:
@@ -208,7 +206,7 @@ def sender_of(group: Group, receive: Receive) -> Rank:
 
 
 def wait_or_undo(operations: Sequence[Operation]) -> Run[None]:
-    """On failure undo all: their messages are given back."""
+    """On failure undo all, which gives back their messages."""
     try:
         yield operations
     except BaseException:

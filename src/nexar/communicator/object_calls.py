@@ -1,4 +1,4 @@
-"""Collectives of Python objects. Each is one row of bytes whose size only its owner knows."""
+"""Collectives of Python objects. An object is one row of bytes, whose size only its owner knows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broadcast_object(
     pickle: bool,
     code: OperationCode = OperationCode.BROADCAST_OBJECT,
 ) -> PendingCollective:
-    """Start broadcast_object, or a part of operation `code`."""
+    """Start broadcast_object, as operation `code`."""
     root = context.group.check(root)
     memory = Allocations()
     row = _row(memory, value, pickle=pickle) if context.group.rank == root else None
@@ -57,7 +57,7 @@ def _broadcast(
 def all_gather_object(
     context: CollectiveContext, value: Any, *, pickle: bool, code: OperationCode = OperationCode.ALL_GATHER_OBJECT
 ) -> PendingCollective:
-    """Start all_gather_object, or a part of operation `code`."""
+    """Start all_gather_object, as operation `code`."""
     memory = Allocations()
     read = _reader(pickle=pickle)
     work = all_gather_v(context, _row(memory, value, pickle=pickle), code)
@@ -93,7 +93,7 @@ def scatter_object(
 
 
 def _row_memory(rank: int, size: int) -> _Row:
-    """Pages are allocated as bytes arrive, so a false size costs nothing."""
+    """A false size costs nothing: pages are allocated as bytes arrive."""
     if not 0 <= size <= _LARGEST:
         raise PeerMisbehaved(rank=rank, what=f"it announced an object of {size} bytes")
     return np.empty(size, np.uint8)

@@ -45,7 +45,7 @@ class LocalRank(NamedTuple):
 
 
 def error_of(outcome: Outcome, generation: Generation, config: Config, *, successor: Any = None) -> NexarError:
-    """What calls on this generation raise. `successor`: the communicator that follows if it is superseded."""
+    """Return the error that calls on this generation raise. `successor`: its next communicator, if superseded."""
     match outcome:
         case Superseded():
             return _superseded(outcome, generation, config, successor)
@@ -60,7 +60,7 @@ def error_of(outcome: Outcome, generation: Generation, config: Config, *, succes
 
 
 def termination_error(cause: Terminated, place: LocalRank, config: Config) -> NexarError:
-    """What calls on a communicator raise after this node ended all of them."""
+    """Return the error of calls after this node ended all communicators."""
     match cause.kind:
         case TerminationKind.EXPELLED:
             elastic = config.elastic_enabled
@@ -75,7 +75,6 @@ def termination_error(cause: Terminated, place: LocalRank, config: Config) -> Ne
 
 
 def _superseded(outcome: Superseded, generation: Generation, config: Config, successor: Any) -> NexarError:
-    """Under the manual policy the user asks for the successor: the error says how."""
     if config.recovery_policy != "manual":
         return MembershipChanged(
             communicator=successor, lost=dict(outcome.lost), joined=outcome.joined, completed_by_all=outcome.completed
@@ -95,7 +94,7 @@ def build_overtaken() -> LinkClosed:
 
 
 def error_of_failure(failure: BuildFailure, membership: Membership) -> NexarError:
-    """What an aborted or rejected build of this membership raises."""
+    """Return the error of an aborted or rejected build."""
     if failure.kind is not BuildFailureKind.PEER_LOST:
         return build_overtaken()
     node = failure.nodes[0]
@@ -103,7 +102,7 @@ def error_of_failure(failure: BuildFailure, membership: Membership) -> NexarErro
 
 
 def failure_of(error: BaseException) -> BuildFailure:
-    """Why a build did not finish, and the members that it missed."""
+    """Return why a build failed, and the members that it missed."""
     match error:
         case PeerLost(node=int(node)):
             return BuildFailure(BuildFailureKind.PEER_LOST, (node,), error.cause)
@@ -118,8 +117,8 @@ def failure_of(error: BaseException) -> BuildFailure:
 
 
 def member_of(generation: Generation, error: BaseException) -> NodeId | None:
-    """The member that the error names as lost, or None. If this side closed the link, that member left the world:
-    nothing else closes links of open communicators.
+    """Return the member that the error names as lost, or None. LinkClosed means that it left the world: nothing else
+    closes links of open communicators.
     """
     if not isinstance(error, (PeerLost, LinkClosed)):
         return None

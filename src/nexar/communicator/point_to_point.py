@@ -1,8 +1,8 @@
 """Point-to-point operations of arrays, bytes, buffers and objects.
 
-Each operation is a generator (multipart.Run): the calling thread waits for it (`run_to_end`), or the driver advances
-it. It checks arguments before it waits. A failed or closed one has released the caller's memory and given back its
-messages. A successful one adds its receives to `taken`, so that they can be undone.
+Each operation is a generator (multipart.Run), which the calling thread (`run_to_end`) or the driver advances. It checks
+arguments before it waits. If it fails or is closed, it releases the caller's memory and gives back its messages. If it
+succeeds, it adds its receives to `taken`, so that they can be undone.
 
 Adjacent small buffers are copied into one piece: a message each would cost more. A piece within one receive buffer is
 received in place; others are copied.
@@ -48,7 +48,7 @@ _RUN_BYTES: Final = 256 << 10
 
 
 def pieces_of(buffers: Sequence[object]) -> list[memoryview]:
-    """UsageError for non-contiguous memory."""
+    """Return the pieces to send. UsageError for non-contiguous memory."""
     pieces: list[memoryview] = []
     run: list[memoryview] = []
     length = 0
@@ -78,7 +78,7 @@ class BufferSlice(NamedTuple):
 
 
 def cut_pieces(sizes: Sequence[int], lengths: Sequence[int]) -> list[list[BufferSlice]]:
-    """Where each piece lies in buffers of these lengths; the totals are equal."""
+    """Map each piece to buffers of these lengths; the totals must be equal."""
     cuts: list[list[BufferSlice]] = []
     buffer = start = 0
     for size in sizes:
@@ -153,7 +153,7 @@ class SendPayload(NamedTuple):
 
 
 def send_payload(array: object, tag: int | None) -> SendPayload:
-    """Copies a non-contiguous array. UsageError if it is not an array."""
+    """Return the message; it holds a copy of a non-contiguous array. UsageError if `array` is not an array."""
     held = as_array(array)
     if not held.flags.c_contiguous:
         held = np.ascontiguousarray(held)
@@ -174,7 +174,7 @@ class ReceiveTarget(NamedTuple):
 
 
 def receive_target(into: object) -> ReceiveTarget:
-    """None: new memory. UsageError if `into` is read-only."""
+    """UsageError if `into` is read-only or has no memory. None: new memory."""
     if into is None:
         return ReceiveTarget(None, 0, _nothing)
     if not _has_memory(into) and staged_array_of(into) is None:
@@ -191,7 +191,7 @@ def _nothing() -> None: ...
 
 
 def _has_memory(into: object) -> bool:
-    """Data received into NumPy's copy of a list or number would be lost."""
+    """False for lists and numbers: NumPy would receive into a copy."""
     if isinstance(into, np.generic):
         return False
     try:
@@ -202,7 +202,7 @@ def _has_memory(into: object) -> bool:
 
 
 def received_array(receive: Receive, source: Rank) -> NDArray[Any]:
-    """For a receive without a buffer. PeerMisbehaved if the message is not an array."""
+    """Return the array of a receive without a buffer. PeerMisbehaved if the message is invalid."""
     assert receive.into is not None
     try:
         return from_bytes(receive.into, receive.frame.dtype, receive.shape)
@@ -211,7 +211,7 @@ def received_array(receive: Receive, source: Rank) -> NDArray[Any]:
 
 
 def space_and_tag(tag: object) -> tuple[int, int]:
-    """Of a send. UsageError for an invalid tag."""
+    """Return a send's space and tag. UsageError for an invalid tag."""
     if tag is None:
         return Space.UNTAGGED, 0
     number = whole(tag)
@@ -221,12 +221,12 @@ def space_and_tag(tag: object) -> tuple[int, int]:
 
 
 def space_and_wanted_tag(tag: object) -> tuple[int, int]:
-    """Of a receive; may be ANY_TAG."""
+    """Like `space_and_tag`, for a receive: the tag may be ANY_TAG."""
     return (Space.TAGGED, ANY_TAG) if whole(tag) == ANY_TAG else space_and_tag(tag)
 
 
 def as_array(array: object) -> NDArray[Any]:
-    """On the same memory if possible. UsageError if it is not an array."""
+    """Return a NumPy array, in the same memory if possible. UsageError if `array` is not an array."""
     if type(array) is np.ndarray:
         return array
     _refuse_masked(array)
@@ -279,7 +279,7 @@ def send(group: Group, array: object, dest: Rank, tag: int | None, deadline: flo
 def recv(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
-    """`into`, filled, or a new array."""
+    """Return `into` or a new array."""
     target = receive_target(into)
     receive = _post_receive(group, source, tag, target.memory, target.code, retractable=taken is not None)
     if not receive.done or receive.error is not None:
@@ -307,7 +307,7 @@ def sendrecv(
     return_source: bool,
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
-    """Send and receive at once. If `into` overlaps `array`, a copy is sent."""
+    """Send and receive at once. Sends a copy if `into` overlaps `array`."""
     message, target = send_payload(array, sendtag), receive_target(into)
     data = message.data
     if target.memory is not None and np.may_share_memory(_as_row(data), _as_row(target.memory)):
@@ -334,7 +334,7 @@ def sendrecv(
 
 
 class MessageInfo(NamedTuple):
-    """A message that has arrived and was not received."""
+    """A message that arrived and was not received yet."""
 
     source: Rank
     tag: int | None
@@ -348,7 +348,7 @@ class MessageInfo(NamedTuple):
 
 
 def probe(group: Group, source: Rank, tag: int | None) -> Run[MessageInfo]:
-    """Done when such a receive would find a message, which stays."""
+    """Done when such a receive would find a message. The message stays."""
     space, wanted = space_and_wanted_tag(tag)
     seen = group.post_receive(source, None, space=space, tag=wanted, ask=Probe)
     yield from wait_or_undo((seen,))
@@ -373,7 +373,7 @@ def send_bytes(group: Group, data: object, dest: Rank, tag: int | None, deadline
 def recv_bytes(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
-    """`into`, filled, or new bytes."""
+    """Return `into` or new bytes."""
     memory = None if into is None else room_for(into)
     receive = _post_receive(group, source, tag, memory, 0, retractable=taken is not None)
     yield from wait_or_undo((receive,))
@@ -410,7 +410,7 @@ def recv_iov(
     return_source: bool,
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
-    """The buffers, filled."""
+    """Return the filled buffers."""
     scatter = BufferScatter(buffers)
     space, wanted = space_and_wanted_tag(tag)
 
@@ -467,7 +467,7 @@ def recv_object(
 
 
 def _give_back_parts(taken: Sequence[Receive]) -> None:
-    """The first part last. Nothing else uses the pieces' memory, so it is not copied."""
+    """Gives the first part back last. Nothing else uses the pieces' memory, so it is not copied."""
     first, *pieces = taken
     for piece in pieces:
         piece.caller_buffer = False

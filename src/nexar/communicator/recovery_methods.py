@@ -42,8 +42,8 @@ class RecoveryMethods(ABC):
     # -- health and events -------------------------------------------------------------------------------
 
     def health(self) -> dict[int, Health]:
-        """Return the health of each rank as known here: self, alive, stuck, silent, lost or unwatched; its current
-        call; when it was last heard.
+        """Return each rank's health as known here: self, alive, stuck, silent, lost or unwatched; its current call;
+        when it was last heard.
         """
         runtime = self._runtime
         heartbeat = runtime.heartbeat
@@ -57,24 +57,23 @@ class RecoveryMethods(ABC):
         )
 
     def failure_events(self, callback: Callable[[FailureEvent], object] | None = None) -> Subscription[FailureEvent]:
-        """Subscribe to observations about members: lost, stuck, left, back. Returns an async iterator; with
-        `callback`, a thread of nexar calls it instead. Successors continue the subscription. Close it, or use
-        `with`.
+        """Subscribe to observations about members: lost, stuck, left, back. Returns an async iterator; a thread of
+        nexar calls `callback` instead, if given. Successors continue the subscription. Close it, or use `with`.
         """
         return self._generation.failures.subscribe(callback)
 
     def membership_events(
         self, callback: Callable[[MembershipEvent], object] | None = None
     ) -> Subscription[MembershipEvent]:
-        """Subscribe to membership changes: ranks that left and why, ranks that joined, old and new size and rank. Used
-        as `failure_events`.
+        """Subscribe to membership changes: ranks that left and why, ranks that joined, old and new size and rank. Use
+        it like `failure_events`.
         """
         return self._generation.memberships.subscribe(callback)
 
     # -- recovery ------------------------------------------------------------------------------------------
 
     def resilient(self) -> Team[Communicator]:
-        """Return a Team, whose collectives are repeated on the survivors of a loss. All ranks must call it."""
+        """Return a Team, which repeats collectives on the survivors of a loss. All ranks must call it."""
         self._seconds(None)
         team: Team[Communicator] = Team(self)  # type: ignore[arg-type]
         return team
@@ -83,8 +82,7 @@ class RecoveryMethods(ABC):
         """Return the next communicator, without the lost members, ranks in the same order. All survivors must call it,
         under the manual policy or after `revoke`; this communicator then ends.
 
-        Raises NoQuorum or RecoveryTimeout if there is none (yet). `timeout` defaults to the setting
-        `recovery_timeout`.
+        Raises NoQuorum or RecoveryTimeout if there is none (yet). `timeout` defaults to the setting `recovery_timeout`.
         """
         seconds = self._recovery_seconds(timeout)
         own_delay = self._runtime.node.delay_meter.seconds if timeout is None else 0.0  # the agreement's own extension
@@ -98,15 +96,14 @@ class RecoveryMethods(ABC):
         self._runtime.revocations.revoke(self._generation, reason or "no reason was given")
 
     def agree(self, value: Any, *, timeout: float | None = None) -> Any:
-        """Return one of the ranks' values, the same on all ranks. Succeeds even if ranks die, while a majority of the
-        members lives and has not left. A late caller gets the same value.
+        """Return one of the ranks' values, the same on all ranks, including late callers. Succeeds even if ranks die,
+        as long as a majority of the members lives and has not left.
 
         `value`: any value that `send_object` can send, up to almost 1 MiB. `timeout` defaults to the setting
         `recovery_timeout`. Raises:
 
-        - MembershipChanged: no majority of this communicator is left, and the others continued without the lost
-          members; raised as soon as that is chosen. Manual policy: PeerLost, as soon as this rank has lost them; call
-          `shrink()`.
+        - MembershipChanged: no majority of this communicator is left, and the others chose to continue without the lost
+          members; raised at once. Manual policy: PeerLost, as soon as this rank has lost them; call `shrink()`.
         - NoQuorum: no majority can be reached, and no rank continues.
         - Expelled: this rank is expelled; raised at once.
         - PeerMisbehaved: the agreed value is invalid.
@@ -130,16 +127,14 @@ class RecoveryMethods(ABC):
         return _read(agreed.value(), agreed.name)
 
     def _recovery_seconds(self, timeout: Any) -> float:
-        """Works on an ended communicator. UsageError if `timeout` is invalid, the communicator or node closed, or in a
-        forked child.
-        """
+        """Works on an ended communicator. UsageError: invalid `timeout`, closed communicator or node, forked child."""
         self._check_open()
         if timeout is None:
             return self._runtime.node.config.recovery_timeout
         return checked_timeout(timeout)
 
     def _is_below_half(self) -> bool:
-        """Then `shrink()` would fail. At exactly half, the seed's vote decides."""
+        """True: `shrink()` would fail. At exactly half, the seed's vote decides."""
         if self._runtime.node.config.recovery_policy != "manual":
             return False
         world, suspects = self._runtime.membership_service.membership, self._runtime.membership_service.suspects()

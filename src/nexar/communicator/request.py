@@ -1,4 +1,4 @@
-"""Requests: handles of non-blocking operations. Also waits for sends of a leaving node."""
+"""Requests (handles of non-blocking operations), and the wait for a leaving node's sends."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 class Request:
     """A non-blocking operation: wait for it, await it, or cancel it. Several threads may wait.
 
-    Do not touch its buffers until it is done. Dropping it cancels it. The node's progress thread advances it while no
-    thread waits.
+    Do not touch its buffers until it is done. Dropping the request cancels it. The node's progress thread advances it
+    while no thread waits.
 
-    A message is delivered when `wait` or `await` returns it or `done()` returns True. A receive cancelled or dropped
-    earlier gives its message back to the next receive.
+    A message is delivered when `wait` or `await` returns it or `done()` returns True. A receive that is cancelled or
+    dropped earlier leaves its message to the next receive.
     """
 
     __slots__ = ("__weakref__", "_delivered", "_resolver", "_runner", "_running", "_timeout")
@@ -44,8 +44,8 @@ class Request:
         self._delivered = False  # the caller has the result or knows that it exists
 
     def done(self) -> bool:
-        """Whether the operation has ended, with a result or an error. Never blocks. If True, a receive is delivered
-        and cannot be cancelled.
+        """Whether the operation has a result or an error. Never blocks. True delivers a receive: it cannot be cancelled
+        afterwards.
         """
         if not self._running.done:
             return False
@@ -59,8 +59,8 @@ class Request:
             self._running.settle()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once the request has ended, or at once if it has. The ending thread calls it under a lock:
-        it must not block. A receive counts as delivered then.
+        """Call `callback` when the request ends, or now if it has ended. The ending thread calls it under a lock: it
+        must not block. A receive counts as delivered then.
         """
         running = self._running
         with running.lock:
@@ -70,8 +70,8 @@ class Request:
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the operation ends; return its result or raise its error.
 
-        OperationTimeout after `timeout` seconds: the request continues, and you can wait again. Without it, only the
-        operation's own timeout without progress applies.
+        Raises OperationTimeout after `timeout` seconds: the request continues, and you can wait again. Without
+        `timeout`, only the operation's own timeout without progress applies.
         """
         result = self._result(timeout)
         self._deliver()
@@ -93,12 +93,12 @@ class Request:
         return 0.0
 
     def cancel(self) -> bool:
-        """Cancel the operation and free its buffers. If it is a collective, the other ranks raise.
+        """Cancel the operation and free its buffers. Cancelling a collective makes the other ranks raise.
 
-        True: it was cancelled; `wait` raises Cancelled, and the next receive takes a message that had arrived. False:
-        it is done, and `wait` returns its result. A receive that a later one of the same source and tag has overtaken
-        is not cancelled, because giving its message back would change the order: this blocks for the rest of the
-        message, at most for the operation's own timeout.
+        True: `wait` raises Cancelled, and the next receive takes a message that had arrived. False: the operation is
+        done, and `wait` returns its result. A receive overtaken by a later one of the same source and tag is not
+        cancelled, because that would reorder messages: this blocks for the rest of its message, at most for the
+        operation's own timeout.
         """
         running = self._running
         if not self._delivered and not running.retract():
@@ -158,7 +158,7 @@ class Request:
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
     """Wait for all requests, even if some fail. Returns their results in order.
 
-    Raises the first error, with the rest in its `others`. `timeout` covers all together.
+    Raises the first error; its `others` holds the rest. `timeout` covers all together.
     """
     if isinstance(requests, Request):
         raise UsageError("wait_all takes a list of requests, and got one; call its wait()")
@@ -200,8 +200,8 @@ _Message = tuple[NodeId, int, int, int]
 def deliver_sends(
     links: Callable[[], Mapping[NodeId, Link]], progress: Progress, deadline: float
 ) -> Mapping[NodeId, int]:
-    """Block until every message is delivered or the deadline (time.monotonic) passes. Returns the undelivered messages
-    by node. Repeats, because parts of a message are posted one by one.
+    """Block until every message is delivered or the deadline (time.monotonic) passes. Returns the number of undelivered
+    messages by node. Checks again after each wait: parts of a message are posted one by one.
     """
     failed: set[_Message] = set()
     while sends := [send for link in links().values() for send in link.unfinished_sends()]:

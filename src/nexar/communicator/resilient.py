@@ -1,21 +1,21 @@
 """Team: collectives that survive the loss of members, with the same results on all survivors.
 
-Call #k runs its collective and then a barrier, the commit, before it returns. After a loss, each rank reports on the
-successor the highest call whose result it holds. The minimum is the last *completed* call. A rank in a completed call
-returns the result it holds; a rank in a later call drops its result, restores its input and repeats the call. Both
-wait for a barrier, after which all ranks know the minimum.
+Call #k runs its collective, then a barrier (the commit), then returns. After a loss, each rank reports on the successor
+the highest call whose result it holds. The minimum is the last *completed* call. A rank in a completed call returns the
+result it holds; a rank in a later call drops its result, restores its input and repeats the call. Both first pass a
+barrier, after which all ranks know the minimum.
 
 Why survivors never disagree on a result or on the number of calls:
 
 1. A rank that returned from #k passed the commit or learned that #k is completed, so every member held #k. Later
    memberships have no other members (joiners are not in the team), and only results above the minimum are dropped. So
    #k stays completed: ranks still in it return their result.
-2. If no rank returned from #k and one does not hold it, all ranks in #k repeat it. No rank is in #k + 1, because it
-   would have returned from #k.
+2. If no rank returned from #k and one does not hold it, all ranks in #k repeat it. No rank is in #k + 1: it would have
+   returned from #k.
 3. Results held at the same time are of the same run: a run on a successor begins after its barrier, when all members
    have dropped earlier results of that number.
-4. An interrupted comparison changes nothing: results stay held, and the next successor compares again. The minimum of
-   fewer values is no lower.
+4. The next successor repeats an interrupted comparison. No rank has returned from a call above the interrupted one's
+   minimum, and the minimum of fewer values is no lower.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nexar.types import NodeId, Rank, whole
 
 
 class RoundCommunicator(Protocol):
-    """What rounds use of a communicator."""
+    """Communicator methods that rounds use."""
 
     @property
     def rank(self) -> Rank: ...
@@ -78,7 +78,7 @@ class RetryRounds(Generic[R]):
     def run_to_completion(
         self, run: Callable[[R], Any], timeout: float | None, restore: Callable[[], object] | None = None
     ) -> Any:
-        """Return the result of `run` once all remaining ranks hold it; `restore` precedes a repetition.
+        """Return the result of `run` once all remaining ranks hold it; calls `restore` before a repetition. Raises
         MembershipChanged if ranks joined, which hold no results. Other errors end the call.
         """
         if not self._busy.acquire(blocking=False):
@@ -146,8 +146,8 @@ class RoundState(NamedTuple):
 
 
 def completed_by_all(states: Sequence[RoundState], me: Rank) -> int:
-    """The highest call whose result all ranks hold. CollectiveMismatch on all ranks if they would repeat different
-    calls: after errors on some ranks only, or if rounds of different epochs meet.
+    """Return the highest call whose result all ranks hold. Raises CollectiveMismatch on all ranks if they would repeat
+    different calls: after errors on only some ranks, or if rounds of different epochs meet.
     """
     lowest = min(state.held for state in states)
     again = {state.call for state in states if state.call > lowest}
@@ -162,7 +162,7 @@ def completed_by_all(states: Sequence[RoundState], me: Rank) -> int:
 
 
 class TeamCommunicator(RoundCommunicator, Protocol):
-    """What a team uses of a communicator."""
+    """Communicator methods that a team uses."""
 
     @property
     def all_reduce(self) -> Callable[..., Any]: ...
@@ -211,12 +211,12 @@ C = TypeVar("C", bound=TeamCommunicator)
 
 
 class Team(Generic[C]):
-    """Collectives that are repeated on the survivors of a loss. Made by `comm.resilient()`, on all members at the same
+    """Collectives that are repeated on the survivors of a loss. All members make it with `comm.resilient()` at the same
     point. One team per communicator, one thread at a time.
 
     A method returns when all remaining ranks hold its result. `contributors` are the members whose input is in it,
-    including members lost since. Errors other than losses pass through. If ranks joined, MembershipChanged is raised:
-    make a new team of its communicator, on all ranks.
+    including members lost since. It raises errors other than losses. If ranks joined, it raises MembershipChanged: make
+    a new team of its communicator, on all ranks.
 
     Cost: a barrier per call, and a copy of arrays changed in place.
 
@@ -226,7 +226,7 @@ class Team(Generic[C]):
     """
 
     def __init__(self, communicator: C) -> None:
-        """The caller closes the communicator; a team needs no close."""
+        """The caller closes the communicator, not the team."""
         self._rounds: Final = RetryRounds(communicator)
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Team(Generic[C]):
 
     @property
     def contributors(self) -> Membership:
-        """Members whose input is in the last result, in order of its rows."""
+        """Members whose input is in the last result, in row order."""
         return self._rounds.contributors
 
     @property
@@ -308,15 +308,15 @@ class Team(Generic[C]):
         )
 
     def all_gather(self, array: Any, **options: Unpack[MoveOptions]) -> Any:
-        """As Communicator.all_gather, with a row for each contributor."""
+        """As Communicator.all_gather, with a row per contributor."""
         return self._run(lambda comm: comm.all_gather(array, **options), options)
 
     def all_gather_v(self, array: Any, **options: Unpack[TimeoutOption]) -> Any:
-        """As Communicator.all_gather_v, with an array for each contributor."""
+        """As Communicator.all_gather_v, with an array per contributor."""
         return self._run(lambda comm: comm.all_gather_v(array, **options), options)
 
     def all_gather_object(self, value: Any, *, pickle: bool = False, **options: Unpack[TimeoutOption]) -> Any:
-        """As Communicator.all_gather_object, with a value for each contributor."""
+        """As Communicator.all_gather_object, with a value per contributor."""
         return self._run(lambda comm: comm.all_gather_object(value, pickle=pickle, **options), options)
 
     def reduce_scatter(self, array: Any, op: Op = "sum", **options: Unpack[ReduceOptions]) -> Any:
@@ -324,22 +324,22 @@ class Team(Generic[C]):
         return self._run(lambda comm: comm.reduce_scatter(array, op, **options), options)
 
     def scan(self, array: Any, op: Op = "sum", **options: Unpack[ReduceOptions]) -> Any:
-        """As Communicator.scan, in the order of the contributors."""
+        """As Communicator.scan, in contributor order."""
         return self._run(lambda comm: comm.scan(array, op, **options), options)
 
     def exclusive_scan(self, array: Any, op: Op = "sum", **options: Unpack[ReduceOptions]) -> Any:
-        """As Communicator.exclusive_scan, in the order of the contributors."""
+        """As Communicator.exclusive_scan, in contributor order."""
         return self._run(lambda comm: comm.exclusive_scan(array, op, **options), options)
 
     def all_to_all(self, array: Any, **options: Unpack[MoveOptions]) -> Any:
-        """As Communicator.all_to_all, with a block for each contributor."""
+        """As Communicator.all_to_all, with a block per contributor."""
         blocks = _Blocks(array, self.communicator.membership)
         return self._run(lambda comm: comm.all_to_all(blocks.for_(comm.membership), **options), options)
 
     def broadcast(self, array: Any, root: Rank = 0, **options: Unpack[MoveOptions]) -> Any:
-        """As Communicator.broadcast. `root` means the node with this rank when the call is made.
+        """As Communicator.broadcast. `root` means the node that has this rank when the call is made.
 
-        MembershipChanged on every rank if that node is lost before all ranks have its array, or if ranks meant
+        Raises MembershipChanged on every rank if that node is lost before all ranks have its array, or if ranks meant
         different nodes because only some had seen a change. The array is then undefined, and the team uses the
         successor: call again with a remaining root.
         """
@@ -359,7 +359,7 @@ class Team(Generic[C]):
         return self._rounds.run_to_completion(run, options.get("timeout"), None if written is None else written.restore)
 
     def _from(self, root: Rank, run: Callable[[C, Rank], Any], options: TimeoutOption) -> Any:
-        """The loss of the root is a result, which all ranks must hold before any raises."""
+        """A lost root is a result, which all ranks must hold before any raises."""
         node = self._node(root)
         timeout = options.get("timeout")
 

@@ -79,8 +79,8 @@ class RpcCallMethods(ABC):
         """Wait for the call, or let it run in the background."""
 
     def on(self, rank: Rank, *, timeout: float | None = None, pickle: bool = False) -> Remote:
-        """Return a proxy for a rank: `comm.on(1).evaluate(step=3)` returns the result of the function that rank 1
-        registered with `comm.serve`. `comm.on(1).call("name", …)` takes any name or id.
+        """Return a proxy for a rank: `comm.on(1).evaluate(step=3)` calls the function that rank 1 registered with
+        `comm.serve` and returns its result. `comm.on(1).call("name", …)` takes any name or id.
 
         `timeout` covers the whole call, on both sides; default: the setting `rpc_timeout`. Arguments and results: any
         value that `send_object` can send; with `pickle=True`, here and in `serve`, nearly any value. A call raises
@@ -116,7 +116,7 @@ class RpcServeMethods(ABC):
 
     @abstractmethod
     def _check_serving(self) -> None:
-        """Raise why the function cannot be served."""
+        """Raise the reason why functions cannot be served."""
 
     @overload
     def serve(
@@ -135,7 +135,8 @@ class RpcServeMethods(ABC):
         The function may be `async def`; others run in threads, at most `rpc_concurrency` at once. It may make remote
         calls. `pickle=True` accepts pickled arguments: reading them runs code that the caller chose.
 
-        The newest successor serves it. Raises UsageError if that is closed, or why it ended (Revoked, Expelled, …).
+        The newest successor serves it. If that is closed, this raises UsageError; if it ended, its error (Revoked,
+        Expelled, …).
         """
         if function is not None and not isinstance(function, str):
             return self._register(name, id, pickle, function)

@@ -1,9 +1,9 @@
-"""The node runtime: what makes this node a member of a cluster.
+"""The node runtime makes this node a member of a cluster.
 
     links, liveness connections, heartbeats, seed → FailureMonitor ─┐ events
     messages, users' requests, builds ──────────────────────────────┴─→ NodeMachine ─ actions ─→ NodeRuntime._perform
 
-NodeRuntime connects these parts, and says who performs which action.
+NodeRuntime connects these parts and dispatches the actions.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class CheckpointRequests:
                 self._removals.pop(node, None)
 
     def wait(self, count: int, timeout: float, is_over: Callable[[], bool]) -> bool:
-        """False: timeout, or `is_over`; call `recheck` after `is_over` changes."""
+        """Block until `count` joiners wait. False: timeout, or `is_over`; call `recheck` after `is_over` changes."""
         with self._changed:
             seconds = min(timeout, threading.TIMEOUT_MAX)
             self._changed.wait_for(lambda: len(self._waiting) >= count or is_over(), seconds)
@@ -124,7 +124,7 @@ _SEED_CHECK_DELAY: Final = 0.1  # seconds without a decision after a loss; the s
 
 
 class NodeRuntime:
-    """One node as a member. Any thread. Call `send_goodbye`, then `close`, then close the mesh."""
+    """One node as a member. Any thread. To end it, call `send_goodbye`, then `close`, then close the mesh."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class NodeRuntime:
         wrap: Callable[[NodeRuntime, Generation], Any],
         state: Any = None,
     ) -> None:
-        """`wrap` makes the user's communicator of a generation; it must not block. `state`: received on joining. Made
-        before the mesh adopts the membership.
+        """Make it before the mesh adopts the membership. `wrap` makes the user's communicator of a generation; it must
+        not block. `state`: received on joining.
         """
         self.node: Final = node
         self.mesh: Final = mesh
@@ -193,7 +193,7 @@ class NodeRuntime:
         self._watch(membership)
 
     def _start_heartbeat(self) -> Heartbeat:
-        """Only if peers are other processes: the threads of one process do not end silently."""
+        """Only for peers in other processes: threads of one process do not end silently."""
         return Heartbeat(
             self.node,
             self.mesh.links,
@@ -204,14 +204,13 @@ class NodeRuntime:
         )
 
     def _watch(self, membership: Membership) -> None:
-        """Heartbeats and liveness connections follow the membership."""
         if self.heartbeat is not None:
             self.heartbeat.adopt(membership)
         if self.mesh.liveness_connections is not None:
             self.mesh.liveness_connections.adopt(membership)
 
     def dial_watchers(self) -> None:
-        """In the background, to nodes that watch this one or that it watches."""
+        """Dial, in the background, the nodes that watch this node or that it watches."""
         membership = self.membership_service.membership
         rank = membership.rank_of(self.node.id)
         if rank is not None and self.heartbeat is not None and membership.size > EAGER_WORLD:
@@ -230,7 +229,7 @@ class NodeRuntime:
     # -- called by the driver ------------------------------------------------------------------------------------
 
     def _dispatch(self, event: MeshEvent) -> None:
-        """What the mesh notices, and who handles it. Any thread."""
+        """Any thread."""
         match event:
             case LinkLost(link, error):
                 self._failure_monitor.link_lost(link, error)
@@ -284,7 +283,7 @@ class NodeRuntime:
             self.put(PeerLossFound(seed.node, loss))
 
     def seed_back(self, epoch: int) -> None:
-        """It may have missed changes since this epoch."""
+        """The seed may have missed changes since this epoch."""
         seed = self.membership_service.membership.seed
         if seed is not None:
             self.put(PeerReachable(seed.node))
@@ -301,7 +300,7 @@ class NodeRuntime:
             _log.warning("the seed refused this node, which continues without it: %s", foreign_line(refused.reason))
 
     def seed_reported_waiting(self, members: tuple[Member, ...]) -> None:
-        """A node no longer among these joiners is a member or gone."""
+        """A joiner that no longer waits is a member or gone."""
         before = self.checkpoint_requests.mine().waiting
         self.checkpoint_requests.set_waiting(members)
         for joiner in before:
@@ -315,8 +314,8 @@ class NodeRuntime:
     # -- between the parts -------------------------------------------------------------------------------------
 
     def _report(self, event: MembershipInput) -> None:
-        """A loss may need the seed's vote, and an open connection does not show that the seed is alive: check that,
-        unless the members decide without it.
+        """A loss may need the seed's vote, and an open connection does not prove that the seed lives: probe it, unless
+        the members decide without it.
         """
         self.put(event)
         if isinstance(event, PeerLossFound) and not event.willing:
@@ -373,7 +372,7 @@ class NodeRuntime:
     # -- actions: must not block -----------------------------------------------------------------------------------
 
     def _perform(self, action: NodeAction) -> None:
-        """Called by the performing thread, in the order of NodeMachine."""
+        """Called by the performing thread, in NodeMachine's order."""
         match action:
             case SendMessage(node, message):
                 self.membership_service.send(node, message)
@@ -394,7 +393,7 @@ class NodeRuntime:
                 self.successors.perform(action)
 
     def membership_adopted(self, change: Change, after: Membership) -> None:
-        """The mesh has the next membership."""
+        """Call it once the mesh has the next membership."""
         self._failure_monitor.adopt(after)
         self.checkpoint_requests.settle(change.gone)
         self._watch(after)
@@ -402,7 +401,7 @@ class NodeRuntime:
         self.agreements.voters_removed(change.left)
 
     def _expelled(self, report: SelfExpelled) -> None:
-        """Members, the seed and the ballot may report it; the first counts."""
+        """Members, the seed and the ballot may report the expulsion; the first report counts."""
         if self._is_expelled:
             return
         self._is_expelled = True
@@ -414,12 +413,11 @@ class NodeRuntime:
         self.agreements.end_all(LinkClosed(owner="this node's place in the cluster"))
 
     def expelled(self, epoch: int, reason: str) -> None:
-        """A member or the seed says that this node was removed."""
         self.put(SelfExpelled(epoch, reason))
 
     @property
     def has_left(self) -> bool:
-        """This node left by agreement. True before its communicators end."""
+        """Whether this node left by agreement. True before its communicators end."""
         return self._runner.machine.has_left
 
     def is_gone(self, node: NodeId) -> bool:
@@ -438,8 +436,8 @@ class NodeRuntime:
             _send_or_log(link, goodbye)
 
     def close(self) -> None:
-        """Close every communicator and all monitoring, after relayed messages, which may need new connections.
-        Idempotent. The caller closes the mesh.
+        """Close all communicators and monitoring, after relayed messages, which may need new connections. Idempotent.
+        The caller closes the mesh.
         """
         try:
             self.mesh.settle(self._failure_monitor.has_left)

@@ -1,12 +1,11 @@
 """Encoding of Python values as MessagePack, with large arrays as separate parts.
 
-Every value comes back as its own type. Only types that can be read without running foreign code are supported; named
-tuples, enums and dataclasses are rejected, because another type would come back. Containers are extensions with one
-flat array, so the decoder builds no dict or set from unchecked keys: colliding keys would make that quadratic
-(`ValueReader._insert`).
+Every value comes back as its own type, and reading it runs no foreign code. So named tuples, enums and dataclasses are
+rejected. Containers are extensions with one flat array, so MessagePack builds no dict or set from unchecked keys:
+colliding keys would make that quadratic (`ValueReader._insert`).
 
 A torch tensor comes back on the CPU if torch is loaded, because the receiver chooses the device; other devices' arrays
-as NumPy arrays. The first part names the encoding and holds the value; the others are its large arrays.
+come back as NumPy arrays. The first part names the encoding and holds the value; the others are its large arrays.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ APART_BYTES: Final = 4 << 10
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1  # of MessagePack's integers
 _ATOMS: Final = frozenset((NoneType, bool, float, str))  # native types of MessagePack
 # Keys of one dict or set with the same hash. Hashes of numbers and tuples are not keyed, so a sender can make any
-# number of equal ones, and each key is compared with all before it. Honest values have a few.
+# number of equal hashes, and each key is compared with all before it. Honest values have few.
 MAX_EQUAL_HASHES: Final = 256
 _AT_ONCE: Final = 64  # keys
 _LEAST_SECONDS: Final = 1.0  # longer than a pause of the garbage collector
@@ -63,13 +62,13 @@ class ObjectError(ValueError):
 
 
 class ValueWriter:
-    """Converts one value for MessagePack. `large_arrays`: separate parts, in order."""
+    """Converts one value to MessagePack. `large_arrays`: separate parts, in order."""
 
     def __init__(self) -> None:
         self.large_arrays: list[memoryview] = []
 
     def write(self, value: object) -> bytes:
-        """UsageError names a value that cannot be sent, and the remedy."""
+        """UsageError names the value that cannot be sent, and the remedy."""
         try:
             return _encode(self._encodable(value))
         except RecursionError:
@@ -163,7 +162,7 @@ _WRITING: Final[MappingProxyType[type, Callable[[ValueWriter, Any], Any]]] = Map
 
 
 class ValueReader:
-    """Reads one value. Its large arrays use the given memory."""
+    """Reads one value, with large arrays in the given memory."""
 
     def __init__(self, large_arrays: Sequence[memoryview]) -> None:
         self._large_arrays = large_arrays
@@ -205,8 +204,8 @@ class ValueReader:
         return made
 
     def _insert(self, keys: list[Any], insert: Callable[[slice], None]) -> None:
-        """Inserts slices of the keys. ValueError if too many have the same hash, or if it takes too much processor
-        time: different hashes can collide too.
+        """Calls `insert` for slices of the keys. ValueError if too many hashes are equal or if it takes too much
+        processor time, because different hashes can collide too.
         """
         if len(keys) <= MAX_EQUAL_HASHES:
             return insert(slice(None))
@@ -292,8 +291,7 @@ _PROTOCOL: Final = 5  # the first with out-of-band buffers
 def encode_object(value: object, *, pickle: bool = False) -> list[memoryview]:
     """Return the parts of a value. Large arrays are not copied: do not change them until they are sent.
 
-    UsageError names a value that cannot be sent; with `pickle`, on both sides, nearly every value can. Raises
-    MemoryError.
+    Raises MemoryError, or UsageError for a value that cannot be sent; with `pickle`, nearly every value can.
     """
     if pickle:
         return _encode_pickle(value)
@@ -316,8 +314,8 @@ def _encode_pickle(value: object) -> list[memoryview]:
 def decode_object(parts: Sequence[memoryview], *, pickle: bool = False) -> Any:
     """Return the value, with large arrays in the memory of their parts.
 
-    ObjectError if the parts are invalid. UsageError for a pickled value without `pickle`: it is not read, because that
-    runs code that the sender chose. Raises MemoryError.
+    Raises MemoryError; ObjectError if the parts are invalid; UsageError for a pickled value without `pickle`, because
+    reading it runs code that the sender chose.
     """
     how = parts[0][0] if parts and len(parts[0]) else 0
     if how == _VALUES:

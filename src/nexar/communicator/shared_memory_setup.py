@@ -1,6 +1,6 @@
 """Set-up of the shared region: the ranks of a new communicator agree whether they share memory.
 
-All hosts or none: the choice of algorithm depends on it and must be the same on every rank. On each host all pairs
+All hosts share memory or none: the algorithm depends on it and must be the same on every rank. On each host all pairs
 must be linked through shared memory; the first rank creates a region, the others open it and report. The hosts' first
 ranks exchange the results and announce the decision.
 """
@@ -31,7 +31,7 @@ from nexar.wire.text import foreign_line
 
 
 class RegionMembers:
-    """RegionPeers of one host: identity, wake-up and loss."""
+    """RegionPeers of one host."""
 
     def __init__(self, group: Group, call_log: CallLog, ranks: Sequence[Rank]) -> None:
         self._group = group
@@ -43,7 +43,7 @@ class RegionMembers:
         return AwaitedPeer(rank=rank, node=self._group.membership.member(rank).node)
 
     def aborted(self, index: int, operation: str) -> BaseException:
-        """The call log receives the reason from that rank."""
+        """Without the reason, which that rank sends to the call log."""
         rank = self._ranks[index]
         return Cancelled(operation=operation, reason=f"rank {rank} has given it up", rank=rank)
 
@@ -58,7 +58,7 @@ class RegionMembers:
         return [each or _ignore for each in found]
 
     def watch(self, region: SharedRegion) -> Callable[[], None]:
-        """Fail the region when a rank is lost. Returns the function that stops that."""
+        """Fail the region when a rank is lost. Returns the function that stops watching."""
         nodes = {self._group.membership.member(rank).node for rank in self._ranks}
 
         def lost(node: NodeId, error: NexarError) -> None:
@@ -83,8 +83,8 @@ _LONGEST: Final = 1000  # bytes of another rank's text in the log
 
 
 def may_share(membership: Membership, topology: str = FULL_MESH) -> bool:
-    """Pure, so all ranks agree without messages. `topology`: of these ranks, if known; all pairs of a host must be
-    neighbours.
+    """Pure, so all ranks agree without messages. All pairs of a host must be neighbours in `topology` (FULL_MESH if
+    unknown).
     """
     most = max(len(membership.ranks_on(host)) for host in membership.hosts)
     if most == 1 or not all(shares_memory(each.capabilities) for each in membership.members):
@@ -121,8 +121,8 @@ class SharedMemorySetup:
         self.shared = False
 
     def agree(self, call_log: CallLog) -> Run:
-        """The run returns the region; None on every rank if one host cannot have one. Also None for a host's only rank:
-        `shared` tells the difference. Close this object when the communicator ends.
+        """The run returns the region, or None on every rank if a host cannot have one. A host's only rank always gets
+        None, and reads the decision in `shared`. Close this object when the communicator ends.
         """
         try:
             reason = (yield from self._try()) if self._others else ""
@@ -137,7 +137,7 @@ class SharedMemorySetup:
         return self._make(call_log, self._memory)
 
     def _try(self) -> Run:
-        """The run returns why this host cannot share memory, as its first rank knows; empty: it can."""
+        """On the first rank, the run returns why this host cannot share memory; empty: it can."""
         yield (self._group.post_open(self._others, self._deadline),)
         first = self._local[0]
         if self._group.rank == first:
@@ -154,7 +154,7 @@ class SharedMemorySetup:
         return f"ranks {unlinked} are linked to rank {self._group.rank} through the network only" if unlinked else ""
 
     def _offer(self) -> Run:
-        """Without waiting for the others' hello, which saves a round: whether all are linked is checked after it."""
+        """Offers before the others' hello, which saves a round; checks the links after it."""
         reason = offer = ""
         hello = self._post_sends(self._others, _HELLO, b"")  # first: allocating takes milliseconds
         try:
@@ -213,12 +213,12 @@ class SharedMemorySetup:
     # -- messages ----------------------------------------------------------------------------------------
 
     def _post_sends(self, ranks: Iterable[Rank], step: int, text: bytes) -> list[Operation]:
-        """To ranks with an open link."""
+        """The links must be open."""
         about = MessageHeader(space=Space.COLLECTIVE, sequence=_SEQUENCE, step=step)
         return [self._group.post_send(rank, memoryview(text), self._deadline, about=about) for rank in ranks]
 
     def _receive(self, steps: Iterable[tuple[Rank, int]], sent: Sequence[Operation] = ()) -> Run:
-        """The run returns the messages of these ranks and steps, once `sent` is done too."""
+        """The run returns these messages, once `sent` is done too."""
         posted = [
             self._group.post_receive(rank, None, space=Space.COLLECTIVE, tag=collective_tag(_SEQUENCE, step))
             for rank, step in steps

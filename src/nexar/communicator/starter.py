@@ -1,4 +1,4 @@
-"""`comm.start`: a communicator's operations as non-blocking ones."""
+"""`comm.start`: a communicator's non-blocking operations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
-    """Each method takes its sequence number now and returns a Request at once. Only opening a missing link blocks: the
-    driver must not wait for that.
+    """Each method takes its sequence number and returns a Request at once. It blocks only to open a missing link,
+    because the driver must not wait for that.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
         self._finish: Callable[[Any], Any] | None = None  # written by finishing(), before the copy is shared
 
     def finishing(self, finish: Callable[[Any], Any]) -> Starter:
-        """Return a Starter whose results pass through `finish(result)`. The driver calls it before the request is
+        """Return a Starter whose results are those of `finish(result)`. The driver calls `finish` before the request is
         done: it must not block.
         """
         other = copy(self)
@@ -61,7 +61,7 @@ class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
         return seconds
 
     def _open_links(self, deadline: float) -> None:
-        """Only to present members: messages that departed members sent before need no link."""
+        """Only to current members: messages that former members sent need no link."""
         find, members = self._group.mesh.directory.find, enumerate(self._group.membership.members)
         try:
             self._group.open_links([rank for rank, each in members if find(each.node) is not None], deadline)
@@ -72,7 +72,7 @@ class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
         return deadline_after(self._seconds_of(timeout))
 
     def probe(self, source: Rank = ANY_SOURCE, tag: int | None = None, *, timeout: float | None = None) -> Any:
-        """Return a Request for the result of probe. `timeout=0` raises UsageError."""
+        """Return a Request for a MessageInfo. `timeout=0` raises UsageError."""
         if timeout == 0:
             raise UsageError(
                 "start.probe(timeout=0) would time out at once; call comm.probe(timeout=0) to check without waiting"

@@ -1,9 +1,9 @@
 """Transfer of the application's state to joiners.
 
     member                                          joiner
-    StateOffer(communicator) ─────────────────────→ opens it too: a communicator of the two
+    StateOffer(communicator) ─────────────────────→ opens the communicator of these two
     the value, each large array as one message ───→
-                                                  ← the checksum of the received value
+                                                  ← checksum of the received value
 
 A joiner becomes a member only after it returned the right checksum. So no member waits for a joiner that died before.
 """
@@ -61,8 +61,8 @@ def send_state(
     *,
     cancel_token: CancelToken | None = None,
 ) -> tuple[NodeId, ...]:
-    """Return the joiners that got the state in time, in order. `cancel_token` aborts it. UsageError if the state
-    cannot be sent.
+    """Block; return the joiners that got the state in time, in order. `cancel_token` aborts the transfer. UsageError
+    if the state cannot be sent.
     """
     parts = encode_object(state)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nexar-state") as pool:
@@ -98,7 +98,7 @@ def _send_state(
 
 
 def _reported_end(node: Node, joiner: Member, deadline: float) -> str | None:
-    """The cause, if the joiner's host reports that its process ended: dialing over QUIC would take long."""
+    """Return the cause if the joiner's host reports that its process ended: a QUIC dial would take longer."""
     until = min(deadline, time.monotonic() + _PROBE_SECONDS)
     failure = probe_peer(node, joiner, None, PingTable(), until)
     return failure.cause if failure is not None and time.monotonic() < until else None
@@ -121,8 +121,7 @@ class StateReceiver:
     def __init__(self, node: Node, mesh: Mesh) -> None:
         self._node = node
         self._mesh = mesh
-        # The last state received. Written before its sender learns that it arrived, so before this node can be a
-        # member.
+        # The last state received. Written before the checksum is sent, so before this node can be a member.
         self.state: Any = None
 
     def offered(self, link: Link, message: Message) -> None:
@@ -171,15 +170,13 @@ def _pair_group(node: Node, mesh: Mesh, pair: Membership) -> Iterator[Group]:
 
 
 def _id_of(member: NodeId, joiner: NodeId) -> int:
-    """Collisions have a probability of 2**-63. Each attempt is a generation of its own, so that late messages do not
-    match.
-    """
+    """Collisions have a probability of 2**-63. Each attempt has its own generation: late messages do not match."""
     facts = b"".join(each.to_bytes(8, "little") for each in (member, joiner))
     return int.from_bytes(hashlib.sha256(b"state" + facts).digest()[:8], "little") >> 1
 
 
 def checksum(parts: Sequence[memoryview]) -> int:
-    """Of all bytes and part boundaries."""
+    """Return the checksum of all bytes and part boundaries."""
     total = 0
     for part in parts:
         total = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), total))

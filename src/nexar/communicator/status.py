@@ -1,4 +1,4 @@
-"""What a node knows about itself and its peers: current activity, health of the ranks, status report for the seed."""
+"""A node's current activity, the health of its peers, and its status report for the seed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _OWN_THREADS = "nexar-"
 
 
 class NodeActivity:
-    """What a node does when a collective misses it: a call of another communicator, a wait, or user code. Any thread.
-    Takes no lock, so it works on a node that hangs.
+    """Tells what a node does when a collective waits for it: a call of another communicator, a wait, or user code. Any
+    thread. Takes no lock, so it works on a node that hangs.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -44,7 +44,7 @@ class NodeActivity:
         self._call_logs.pop(call_log, None)
 
     def outside_of(self, communicator: int, generation: int) -> tuple[str, float] | None:
-        """The longest activity outside this generation's calls, and its start (time.monotonic); None: user code."""
+        """The oldest activity outside this generation's calls, and its start (time.monotonic); None: user code."""
         others = (each for each in self._call_logs.copy() if each.about != (communicator, generation))
         calls = [
             (f"{entry.name} of communicator {call_log.communicator}", entry.began)
@@ -71,8 +71,8 @@ class Health:
     rank: Rank
     node: NodeId
     state: HealthState
-    """"stuck": alive without progress. "silent": nothing received for the heartbeat timeout. "lost": unreachable, and
-    the others are asked whether they reach it. "unwatched": other ranks watch it and reported nothing.
+    """"stuck": alive without progress. "silent": nothing received for the heartbeat timeout. "lost": unreachable from
+    here; the others are asked whether they reach it. "unwatched": other ranks watch it and reported nothing.
     """
     host: str
     """Id of its host, as in `comm.host`."""
@@ -111,8 +111,8 @@ def health(
     links: Mapping[NodeId, Link],
     suspects: Mapping[NodeId, str],
 ) -> dict[Rank, Health]:
-    """Health of all members by rank. `mine`: this node's calls and the last finished one. `known`: the heartbeat's
-    view, None if not watched. `suspects`: cause by node of losses not voted on.
+    """Return the health of all members by rank. `mine`: this node's calls and the last finished one. `known`: the
+    heartbeat's view; None: not watched. `suspects`: lost node → cause.
     """
 
     def of(rank: Rank, member: Member) -> Health:
@@ -153,7 +153,7 @@ def _state(known: PeerLiveness | None, suspected: str | None) -> HealthState:
 
 
 def _longest(doing: Sequence[CurrentCall], since: float = 0.0) -> str:
-    """The call without progress for longest. `since`: seconds since the peer's report."""
+    """`since`: age of the peer's report."""
     call = max(doing, key=lambda each: each.age, default=None)
     if call is None:
         return ""
@@ -233,7 +233,7 @@ def _doing(membership: Membership, call_logs: list[CallLog]) -> dict[str, Any]:
 
 
 def _named(membership: Membership, call: str, call_log: CallLog) -> str:
-    """Names its ranks, because each communicator numbers its calls; not for the world."""
+    """Names the ranks unless it is the world's: each communicator numbers its own calls."""
     if call_log.communicator == WORLD:
         return line(call)
     ranks = _ranks(membership, call_log.nodes)

@@ -1,6 +1,6 @@
-"""The generations of one node: puts the events of its users and builds, and performs the actions about generations.
+"""The generations of one node: puts events of users and builds, and performs actions on generations.
 
-SuccessorMachine decides; MachineRunner orders its events and actions, and its lock guards the state here. No generation
+SuccessorMachine decides. MachineRunner orders its events and actions, and its lock guards the state here. No generation
 is used before it is open here.
 """
 
@@ -72,7 +72,7 @@ _ABORT_TIMEOUT: Final = 5.0  # seconds; aborted builds end at once, unless a fau
 
 @dataclass(slots=True, eq=False)
 class _Build:
-    """A build at this node. The lock of the runner guards it."""
+    """A build at this node. The runner's lock guards it."""
 
     communicator: int
     membership: Membership
@@ -86,7 +86,7 @@ class _Build:
 
 @dataclass(slots=True, eq=False)
 class _HandOver:
-    """From an old generation to its successor. Only the performing thread uses it."""
+    """Only the performing thread uses it."""
 
     old: Generation
     new: Generation
@@ -94,7 +94,7 @@ class _HandOver:
 
 
 class Successors:
-    """Makes this node's successors as the machine decides. Any thread, except `perform`. Close it before the mesh."""
+    """Makes this node's successors as the machine decides. Any thread, except `perform`. Close before the mesh."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Successors:
         opened: Callable[[Generation], None],
         report_unreachable: Callable[[NodeId, str], None],
     ) -> None:
-        """`wrap` makes the user's communicator of a generation. `opened` is called with each generation before it is
-        used, `report_unreachable` when a call needs a member that cannot be reached. None of them may block.
+        """`wrap` makes the user's communicator of a generation. `opened` is called with each generation before its use,
+        `report_unreachable` when a call needs an unreachable member. None of them may block.
         """
         self._builder = builder
         self._config = builder.config
@@ -172,9 +172,9 @@ class Successors:
         completed: CompletedCalls | None = None,
         parent: Generation | None = None,
     ) -> Generation:
-        """Return a communicator's first generation here. `completed`: this node's progress if other members had an
-        earlier one. `parent`: of a split or group. Raises PeerLost, OperationTimeout, or LinkClosed if a change came
-        first.
+        """Build and return a communicator's first generation here. `completed`: this node's progress, if other members
+        had an earlier generation. `parent`: of a split or group. Raises PeerLost, OperationTimeout, LinkClosed if a
+        change came first, UsageError if the node is closed, or the error that ended all communicators.
         """
         number, build = next(self._numbers), _Build(communicator, membership)
         with self._changed:
@@ -202,7 +202,7 @@ class Successors:
         return made
 
     def _begin_error(self, build: _Build, failure: BuildFailure, error: BaseException | None = None) -> BaseException:
-        """What `begin` raises: the reason that this node knows, or else the error in which it showed."""
+        """Return the reason that this node knows, else `error`."""
         if error is not None and not isinstance(error, NexarError):
             return error
         if failure.kind is BuildFailureKind.REJECTED:
@@ -214,8 +214,8 @@ class Successors:
         return error or error_of_failure(failure, build.membership)
 
     def forget(self, generation: Generation) -> None:
-        """The user closed it. Members that make its successor are told; if this node is building one, only when that
-        fails.
+        """The user closed it. Tells the members that make its successor; while this node builds one, only if that
+        build fails.
         """
         key = _key(generation)
         with self._changed:
@@ -235,7 +235,7 @@ class Successors:
             return list(self._generations.values())
 
     def wait_for_successor(self, generation: Generation, deadline: float) -> Any:
-        """None: timeout, or a member closed it. Raises the error that ended all communicators."""
+        """Block. None: timeout, or a member closed it. Raises the error that ended all communicators."""
         self._wait(
             lambda: (
                 generation.is_succeeded or self._is_blocked_by_close(generation) or self._machine.terminated is not None
@@ -248,7 +248,7 @@ class Successors:
         return generation.successor
 
     def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
-        """None: no change that concerns it was chosen in time."""
+        """Block. None: no change that concerns it was chosen in time."""
         machine = self._machine
         self._wait(
             lambda: machine.following(communicator, membership) is not None or machine.terminated is not None, deadline
@@ -261,12 +261,12 @@ class Successors:
             self._changed.wait_for(is_done, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def is_concerned(self, generation: Generation) -> bool:
-        """It has a successor, or a chosen change gives it one that is not given up."""
+        """Whether it has a successor, or a chosen change gives it one that was not abandoned."""
         with self._changed:
             return self._machine.is_concerned(_key(generation))
 
     def is_blocked_by_close(self, generation: Generation) -> bool:
-        """A current member of the world closed it, and calls on it raise that."""
+        """Whether calls on it raise that a current member of the world closed it."""
         with self._changed:
             return self._is_blocked_by_close(generation)
 
@@ -275,23 +275,23 @@ class Successors:
         return generation.is_blocked_by_close and self._machine.is_closed_by_member(_key(generation))
 
     def missing(self, generation: Generation) -> tuple[Rank, ...]:
-        """The ranks that the last failed build of its successor missed."""
+        """Ranks that the successor's last failed build missed."""
         with self._changed:
             return self._machine.missing(_key(generation))
 
     def gone_from(self, generation: Generation) -> dict[NodeId, str]:
-        """Its members that left the world, and why."""
+        """Former members of the world, and why they left."""
         with self._changed:
             return self._machine.gone_from(generation.membership)
 
     def need(self, communicator: int, membership: Membership, node: NodeId, cause: str) -> None:
-        """This node needs an unreachable member of a generation that it could not build. If it is lost, the others
-        agree on that; if it left the world, the communicator gets a successor without it. Never blocks.
+        """Report an unreachable member of a generation that this node could not build. If it is lost, the others agree
+        on that; if it left the world, the communicator gets a successor without it. Never blocks.
         """
         self._runner.put(MemberNeeded(GenerationKey(communicator, membership.epoch), node, cause, membership))
 
     def ended(self, group: Group) -> NexarError | None:
-        """What ended all communicators, as this one raises it."""
+        """The error that ended all communicators, as `group` raises it; None: not ended, or closed."""
         return self._ended(LocalRank(group.rank, group.membership))
 
     def _ended(self, place: LocalRank) -> NexarError | None:
@@ -304,7 +304,7 @@ class Successors:
     # -- builds ------------------------------------------------------------------------------------------------
 
     def _start(self, action: StartBuild) -> None:
-        """A first generation is built by the thread that wants it, a successor by the thread that drives."""
+        """The requesting thread builds a first generation, the driver a successor."""
         with self._changed:
             if action.old is None:
                 self._building[action.build].may_start = True
@@ -313,7 +313,7 @@ class Successors:
             build = _Build(action.communicator, action.membership, old)
             self._building[action.build] = build
             self._in_background.add(build)
-        if old is None:  # closed meanwhile, and nobody refers to it any more
+        if old is None:  # closed meanwhile and garbage-collected
             self._failed(action.build, build, build_overtaken())
         else:
             self._succeed(action.build, build, old)
@@ -336,13 +336,13 @@ class Successors:
         made.inherit(old)
         self._opened(made)
         with self._changed:
-            build.made, build.group = made, None  # what is built is not closed by a late abort
+            build.made, build.group = made, None  # a late abort must not close what is built
         if DiscardBuild(number) in self._runner.put(BuildFinished(number, completed_by_all(least))):
             self._discard(build)
         self._ended_in_background(build)
 
     def _failed(self, number: BuildId, build: _Build, error: BaseException) -> None:
-        """Also by a bug of nexar: it must not be retried for ever."""
+        """Also reports bugs of nexar: a build must not be retried for ever."""
         if not isinstance(error, NexarError):
             _log.error("no successor of communicator %d", build.communicator, exc_info=error)
         _log.info("no successor yet of communicator %d: %s", build.communicator, error)
@@ -357,7 +357,7 @@ class Successors:
             self._changed.notify_all()
 
     def _discard(self, build: _Build) -> None:
-        """A user closed it meanwhile. Only if another member did, the old generation keeps its feeds."""
+        """A user closed the old generation meanwhile. If this node did not, the feeds stay open."""
         assert build.made is not None
         assert build.old is not None
         with self._changed:
@@ -366,17 +366,17 @@ class Successors:
         (build.made.close if is_open else build.made.end)()
 
     def _make(self, build: _Build, deadline: float, completed: CompletedCalls | None) -> tuple[Generation, int]:
-        """In this thread. Ends early when the build is aborted."""
+        """Runs in this thread. Ends early if the build is aborted."""
         try:
             return self._builder.make(
                 build.membership, build.communicator, deadline, completed, partial(self._began, build)
             )
         finally:
             with self._changed:
-                build.group = None  # what is built is not closed by a late abort
+                build.group = None  # a late abort must not close what is built
 
     def _began(self, build: _Build, group: Group) -> None:
-        """Members that know of the abort do not take part, and none may wait for them."""
+        """Closes an aborted build's group: members that know of the abort do not take part."""
         with self._changed:
             build.group, aborted = group, build.aborted
         if aborted is not None:
@@ -392,7 +392,7 @@ class Successors:
             group.close(error_of_failure(failure, build.membership))
 
     def _open(self, action: OpenGeneration) -> None:
-        """The old generation gives way to the new one at the same moment."""
+        """Replaces the old generation atomically."""
         with self._changed:
             build = self._building.pop(action.build)
             assert build.made is not None
@@ -435,9 +435,9 @@ class Successors:
     # -- closing ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop making successors; waiters raise. Idempotent."""
+        """End all generations; waiters raise. Blocks for aborted builds, up to 5 seconds. Idempotent."""
         self._runner.put(Terminate(Terminated(TerminationKind.CLOSED)))
-        # Terminated, the machine starts no build and has aborted all; the thread that drives notices that.
+        # The terminated machine starts no build and has aborted all; the driver notices that.
         self._runner.wait()
         self._wait(lambda: not self._in_background, time.monotonic() + _ABORT_TIMEOUT)
         with self._changed:
@@ -449,7 +449,7 @@ class Successors:
     # -- errors of calls, mapped to outcomes of their generation ------------------------------------------------
 
     def resolve_error(self, generation: Generation, error: BaseException) -> BaseException:
-        """May block until the survivors agree (automatic policy), up to 1.5 × `recovery_timeout` and the own delay."""
+        """May block until the survivors agree (automatic policy), up to 1.5 × `recovery_timeout` plus the own delay."""
         outcome = self.outcome_after(generation, error)
         if outcome is None:
             return self._advised(generation, error)
@@ -458,7 +458,7 @@ class Successors:
         return copy(outcome.error) if outcome.error is not None else error
 
     def _wait_for_outcome(self, generation: Generation, outcome: GenerationOutcome) -> None:
-        """The own delay is read again at each deadline: it extends those of the machine, too, while they run."""
+        """Reads the own delay again at each deadline, because it also extends the machine's running deadlines."""
         begin = time.monotonic()
         while not outcome.done:
             deadline = begin + 1.5 * self._config.recovery_timeout + self._runner.own_delay()
@@ -482,7 +482,7 @@ class Successors:
         )
 
     def outcome_after(self, generation: Generation, error: BaseException) -> GenerationOutcome | None:
-        """What to await first; None: raise the error unchanged."""
+        """The outcome to await first; None: raise the error unchanged."""
         consequence = isinstance(error, (PeerLost, Revoked, LinkClosed))
         if not consequence or not (generation.outcome.done or self._concerns(generation, error)):
             return None
@@ -510,15 +510,15 @@ class ErrorResolver:
     """Maps an operation's error to the one its communicator raises. Any thread."""
 
     def __init__(self, successors: Successors, generation: Generation, communicator: object) -> None:
-        """Keeps `communicator` alive: it is not closed as unused while one of its requests is pending."""
+        """Keeps `communicator` alive while one of its requests is pending: unused ones are closed."""
         self._successors = successors
         self._generation = generation
         self._communicator = communicator
 
     def resolve_error(self, error: BaseException) -> BaseException:
-        """The error to raise. May block until the survivors agree."""
+        """May block until the survivors agree."""
         return self._successors.resolve_error(self._generation, error)
 
     def outcome_after(self, error: BaseException) -> GenerationOutcome | None:
-        """What to await first; None: raise the error unchanged."""
+        """The outcome to await first; None: raise the error unchanged."""
         return self._successors.outcome_after(self._generation, error)

@@ -58,8 +58,8 @@ class SuccessorRequests:
         return known or tuple(rank for rank in range(generation.group.size) if rank != generation.group.rank)
 
     def _ask(self, generation: Generation) -> bool:
-        """Repeated, because each epoch forgets requests and may not concern this communicator. False: a possible loss
-        is being investigated.
+        """Repeat it: each epoch forgets requests and may not concern this communicator. False: a possible loss is being
+        investigated.
         """
         if generation.successor is not None:
             return True
@@ -74,10 +74,10 @@ class SuccessorRequests:
 
 
 class Revocations:
-    """Notices of one node: control messages to and from SuccessorMachine. Any thread, except `received`."""
+    """Sends and receives one node's revocations and closing notices. Any thread, except `received`."""
 
     def __init__(self, successors: Successors, runner: MachineRunner, send: Callable[[NodeId, Message], None]) -> None:
-        """`send` must not block; it also reaches nodes without a link."""
+        """`send` must not block. It reaches nodes without a link too."""
         self._runner = runner
         self._successors = successors
         self._send = send
@@ -93,8 +93,8 @@ class Revocations:
         self._runner.put(RevokeReceived(link.peer, key, message.rank, message.reason, message.closed))
 
     def send_notice(self, notice: SendNotice) -> None:
-        """A revocation goes to members with a link, who forward it. Others may wait for a member that closed, so they
-        are all told that.
+        """Sends a revocation to members with a link, which forward it. A closing notice goes to all, because any of
+        them may wait for the member that closed.
         """
         message = Revoke(*notice.key, notice.rank, notice.reason, closed=notice.closed)
         for node in notice.nodes if notice.closed else self._linked(notice):

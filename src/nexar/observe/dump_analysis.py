@@ -1,7 +1,7 @@
 """Reads the flight recorder dumps of a directory and finds where the ranks diverged.
 
-All ranks number calls alike. For each call that holds stuck ranks the analysis asks who has not reached it, who was
-late, and who made another call under its number.
+All ranks number calls alike. For each call with stuck ranks the analysis finds ranks that have not reached it, were
+late, or made another call under its number.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RankPosition:
     """The position of one rank in one generation, from one dump."""
 
     def __init__(self, dump: Dump, state: DumpedCommunicator, *, alone: bool, rank: Rank | None = None) -> None:
-        """`alone`: its process has no other rank. `rank`: its name, if not the rank in this communicator."""
+        """`alone`: its process has no other rank. `rank`: replaces the rank in this communicator."""
         self.dump = dump
         self.state = state
         self.rank: Final[Rank] = state.rank if rank is None else rank
@@ -78,7 +78,7 @@ class RankPosition:
 
     @property
     def stuck(self) -> RecordedCall | None:
-        """The first call it does not leave, or the last one it left without a result."""
+        """The first call in which it waits, or else its last call, if that failed."""
         waiting = [call for call in self.state.in_flight if call.began_ago >= MIN_STUCK_SECONDS]
         if waiting:
             return min(waiting, key=lambda call: call.sequence)
@@ -112,7 +112,7 @@ class RankPosition:
         return "it has finished no call" if last is None else f"its last finished call is {call_text(last)}"
 
     def _method(self) -> str:
-        """The nexar method that the main thread is in, or ""."""
+        """The nexar method in which the main thread is, or ""."""
         main = next((stack for stack in self.dump.threads if stack.main), None)
         if main is None or not main.at or not self._alone:
             return ""
@@ -135,7 +135,7 @@ def call_text(call: RecordedCall) -> str:
 def positions_of(
     dumps: Sequence[Dump], communicator: int, generation: int, ranks: Mapping[str, Rank] | None = None
 ) -> list[RankPosition]:
-    """By rank. `ranks`: node → rank to use instead of the communicator's."""
+    """Sorted by rank. `ranks`: node → rank that replaces the communicator's."""
     ranks = ranks or {}
     shared = [(dump.host, dump.pid) for dump in {dump.node: dump for dump in dumps}.values()]
     found = [
@@ -171,8 +171,8 @@ class DumpFinding:
 def analyse(dumps: Sequence[Dump]) -> tuple[DumpFinding, ...]:
     """Findings about one run. `dumps`: oldest first.
 
-    For each communicator the last generation counts, and for each node the last dump that knows it: earlier ones
-    precede a loss. Dumps of other clusters than the newest one's are ignored.
+    For each communicator the last generation counts (earlier ones precede a loss), and for each node the last dump that
+    knows it. Ignores dumps of other clusters than the newest dump's.
     """
     ours = [dump for dump in dumps if dump.cluster == dumps[-1].cluster]
     last = list({dump.node: dump for dump in ours}.values())
@@ -189,7 +189,7 @@ def analyse(dumps: Sequence[Dump]) -> tuple[DumpFinding, ...]:
 
 
 def _world_ranks_of(dumps: Sequence[Dump], communicator: int, generation: int) -> dict[str, Rank] | None:
-    """Node → rank in the world; None if one of them is unknown."""
+    """Node → rank in the world; None if one is unknown."""
     states = [(dump.node, state) for dump in dumps for state in dump.communicators]
     seen = [
         WorldNode(state.generation, each, rank)
@@ -223,8 +223,6 @@ def _epochs(dumps: Sequence[Dump]) -> Iterator[DumpFinding]:
 
 
 class _Communicator:
-    """One generation of one communicator."""
-
     def __init__(
         self,
         communicator: int,
@@ -232,7 +230,7 @@ class _Communicator:
         dumps: Sequence[Dump],
         ranks: Mapping[str, Rank] | None,
     ) -> None:
-        """`positions`: all, oldest first. `dumps`: the last one per node. `ranks`: node → rank in the world."""
+        """`positions`: all, oldest first. `dumps`: the last per node. `ranks`: node → rank in the world."""
         self._id = communicator
         self._ranks = ranks
         self._positions = {position.rank: position for position in positions}
@@ -254,7 +252,7 @@ class _Communicator:
     # -- different calls under one number -----------------------------------------------------------------
 
     def _mismatch(self) -> Iterator[DumpFinding]:
-        """Only the first: later ones are consequences."""
+        """Only the first mismatch: later ones are consequences."""
         sequences = sorted({sequence for position in self._positions.values() for sequence in position.calls})
         for sequence in sequences:
             calls = {
@@ -319,7 +317,6 @@ class _Communicator:
             yield self._finding("late", [rank], f"{text}; {where}" if where else text)
 
     def _where_before(self, rank: Rank, sequence: int) -> str:
-        """Taken from an older dump."""
         older = [position for position in self._all_positions if position.rank == rank and position.begun < sequence]
         return f"while the others waited: {older[-1].history()}, {older[-1].activity()}" if older else ""
 

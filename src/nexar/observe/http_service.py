@@ -1,8 +1,8 @@
 """A small read-only HTTP service with its own threads.
 
-Anybody may connect, so everything is bounded. A request's head has one deadline and a maximum size. When all
-connections are in use, a new one replaces the oldest that has not sent a request. The Host header must be an address or
-a name of this host, which defeats DNS rebinding. No body is read, no file opened.
+Anybody may connect, so resources are bounded. A request's head has a deadline and a maximum size. When all connections
+are in use, a new one replaces the oldest without a request. The Host header must be an address or a name of this host,
+which defeats DNS rebinding. The service reads no body and opens no file.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class HttpResponse(NamedTuple):
 
 
 Respond: TypeAlias = Callable[[str, Mapping[str, str]], HttpResponse]
-"""Maps a path without query and the headers (lower-case names) to a response. Called by several threads; exceptions are
+"""Maps a path without query, and headers (lower-case names), to a response. Several threads call it. Exceptions are
 logged and answered with status 500.
 """
 
 
 class HttpService:
-    """Serves from construction until `close()`. A forked child closes its copy."""
+    """Serves from construction until `close()`. A forked child abandons it."""
 
     def __init__(self, host: str, port: int, respond: Respond, *, name: str, remedy: str = "take another") -> None:
-        """Port 0: any. Raises UsageError with the remedy."""
+        """Port 0: any. Raises UsageError with `remedy` if it cannot listen."""
         self._respond = respond
         self._name = name
         self._names: Final = frozenset({host.lower(), "localhost", socket.gethostname().lower()})
@@ -84,7 +84,7 @@ class HttpService:
         return f"http://{format_address(self.host, self.port)}"
 
     def close(self) -> None:
-        """Blocks until no request is being answered. Idempotent."""
+        """Blocks until all requests have ended. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -190,12 +190,10 @@ class ServedPage:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    """Reads the head by one deadline; the library parses it."""
-
     def __init__(
         self, connection: socket.socket, respond: Respond, names: frozenset[str], on_request: Callable[[], None]
     ) -> None:
-        """`names`: allowed in the Host header. `on_request` is called when the head has arrived."""
+        """`names`: allowed in the Host header. Calls `on_request` when the head has arrived."""
         self.connection = self.request = connection
         self.close_connection = True
         self.command = self.requestline = ""
@@ -273,9 +271,7 @@ def _listen(host: str, port: int, name: str, remedy: str) -> socket.socket:
 
 
 def _is_host(header: str | None, names: frozenset[str]) -> bool:
-    """Any other DNS name than this host's belongs to its registrant, whose page could read the response
-    as same-origin.
-    """
+    """Another DNS name belongs to its registrant, whose page could read the response as same-origin."""
     if header is None:  # every browser sends it
         return True
     host = header.strip().lower()

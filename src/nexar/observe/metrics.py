@@ -1,7 +1,6 @@
 """Prometheus metrics of one rank, computed when scraped.
 
-A membership change creates new communicators: counters of calls start at 0, which Prometheus treats as a restart.
-Counters of links continue.
+A membership change resets call counters, which Prometheus treats as a restart. Link counters continue.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _LINK_COUNTERS: Final = {
 
 
 class NodeSource:
-    """What the metrics of one node are computed from: its membership, its call logs and its links."""
+    """Input of one node's metrics."""
 
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime = runtime
@@ -210,12 +209,12 @@ class Metrics(ServedPage):
 
 
 def open_metrics(config: Config, port: int, local_rank: int) -> Metrics:
-    """Serve at port + local rank (0: any), for this host unless NEXAR_BIND is set. Raises ConfigError, UsageError."""
+    """Serve at port + local rank (0: any), on loopback unless NEXAR_BIND is set. Raises ConfigError, UsageError."""
     return Metrics(*_listen_address(config, port, local_rank))
 
 
 def check_metrics(config: Config, count: int) -> None:
-    """Raises what `open_metrics` would raise for one of `count` ranks of this host."""
+    """Raises the error that `open_metrics` would raise for one of this host's `count` ranks."""
     if config.metrics_port is None:
         return
     _check_installed()

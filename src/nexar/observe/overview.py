@@ -1,6 +1,6 @@
-"""The status board as one line per rank, with rates, the straggler, and text. Pure.
+"""The status board as one line per rank, with rates, straggler and text. Pure.
 
-A rate is the difference of a node's last two status reports, however often the board is read.
+Rates compare a node's last two status reports, however often the board is read.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class _Reading(NamedTuple):
 
 
 class OverviewBuilder:
-    """Remembers earlier reports for the rates. Not thread-safe."""
+    """Keeps earlier reports for the rates. Not thread-safe."""
 
     def __init__(self) -> None:
         self._last: dict[NodeId, tuple[_Reading | None, _Reading]] = {}  # the two newest of each node
 
     def see(self, board: StatusPage, now: float) -> Overview:
-        """`now`: of any monotonic clock."""
+        """`now`: time of any monotonic clock."""
         self._last = {row.node: found for row in board.rows if (found := self._read(row, now)) is not None}
         awaited = Counter(rank for row in board.rows if not _is_gone(row) for rank in _awaited(row))
         late = _lateness(row.bulletin for row in board.rows if row.bulletin is not None and not _is_gone(row))
@@ -164,7 +164,7 @@ class OverviewBuilder:
 
 
 def _seconds(row: StatusRow) -> float:
-    """For a running rank the reported time: by now it may be in another call."""
+    """Running rank: the reported time, as it may be in another call by now."""
     if row.bulletin is None:
         return 0.0
     return row.bulletin.began if row.state == "running" else row.bulletin.began + (row.heard or 0.0)
@@ -251,7 +251,6 @@ def _doing(line: RankLine) -> str:
 
 
 def _carrier_cell(line: RankLine) -> str:
-    """Lists ranks only if there are several kinds of carriers."""
     if len(line.carriers) == 1:
         return next(iter(line.carriers))
     return ", ".join(f"{kind}: {_ranks(ranks)}" for kind, ranks in sorted(line.carriers.items()))

@@ -1,7 +1,7 @@
 """The read-only web page of a seed's status board.
 
-Its key derives from the cluster's secret, and is part of the URL or an `Authorization: Bearer` header. Text from
-members is displayed as text, never as markup.
+A request needs the key, which derives from the cluster's secret, in the URL or in an `Authorization: Bearer` header.
+The page shows members' text as text, never as markup.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StatusWebPage(ServedPage):
 
 
 def facts_of(overview: Overview) -> dict[str, Any]:
-    """The overview as JSON data, with its text."""
+    """Return the overview and its text as JSON data."""
     facts = overview.facts()
     cells = [cells_of(line, rates=True) for line in overview.lines]
     for rank, words in zip(facts["ranks"], cells, strict=True):

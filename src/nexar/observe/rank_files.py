@@ -1,4 +1,4 @@
-"""Reads the files that ranks left in a directory, and finds ranks of the world: all output names nodes by these."""
+"""Reads the ranks' files in a directory, and finds ranks of the world, by which all output names nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RankFiles(NamedTuple, Generic[ContentT]):
 def read_rank_files(
     directory: Path, suffix: str, decode: Callable[[bytes], ContentT], largest_bytes: int
 ) -> RankFiles[ContentT]:
-    """Not in subdirectories. `decode` raises ValueError for other content."""
+    """Ignores subdirectories. `decode` raises ValueError for other content."""
     read: list[ContentT] = []
     unreadable: dict[str, str] = {}
     for path in sorted(directory.glob(f"*{suffix}")):
@@ -59,7 +59,7 @@ class WorldNode(NamedTuple, Generic[NodeT]):
 
 
 def world_ranks(seen: Iterable[WorldNode[NodeT]], generation: int) -> dict[NodeT, Rank]:
-    """Node → rank in the world's last generation up to this one, else in the first one after."""
+    """Node → rank in the world's last generation up to this one, else in the next one."""
 
     def nearness(each: WorldNode[NodeT]) -> tuple[bool, int]:
         before = each.generation <= generation

@@ -1,16 +1,15 @@
 """Merges the trace parts of all ranks into one trace for ui.perfetto.dev and chrome://tracing.
 
-A node is a process of the trace, a communicator a thread, a call a slice. A wait for the last rank is a slice inside
+In the trace, a node is a process, a communicator a thread, a call a slice. A wait for the last rank is a slice inside
 the call, with an arrow from that rank.
 
-Clocks of two hosts are aligned by calls in which no rank ends before all have begun. For ranks a and b of hosts A and B
-in such a call, let d be how far B's clock is ahead:
+Hosts' clocks are aligned by calls in which no rank ends before all have begun. For ranks a and b of hosts A and B in
+such a call, let B's clock be d ahead:
 
     begin(b) - d ≤ end(a)    and    begin(a) ≤ end(b) - d    hence    begin(b) - end(a) ≤ d ≤ end(b) - begin(a)
 
-The estimate of d is the line over time with the largest distance to all these bounds. If no line fits, each half of the
-run gets its own line. Before the first and after the last such call, d is constant. Hosts without such a call are
-aligned by their wall clocks.
+The estimate of d is the line over time with the largest distance to all bounds. If no line fits, each half of the run
+gets its own. Before the first and after the last such call, d is constant. Hosts without such a call use wall clocks.
 
 Bounds are placed at the end of b. That is exact for the upper bound; the lower one is loose by b's time in the call,
 far more than clocks drift meanwhile.
@@ -89,7 +88,7 @@ class _CallInterval(NamedTuple):
 
 
 def clocks(parts: Sequence[TracePart]) -> dict[str, HostClock]:
-    """By host. The common clock is that of the first part's host."""
+    """Clocks by host. The first part's host has the common clock."""
     by_host: dict[str, list[TracePart]] = {}
     for part in parts:
         by_host.setdefault(part.host, []).append(part)
@@ -131,13 +130,13 @@ def _call_intervals(parts: Iterable[TracePart]) -> dict[Key, _CallInterval]:
 
 
 def fit(calls: Sequence[CommonCall]) -> list[ClockSegment]:
-    """Segments within all bounds. `calls` and result are in order of time."""
+    """Return segments within all bounds. `calls` and segments are in order of time."""
     first, last = calls[0].when, calls[-1].when
     floors = _upper_hull((each.when - first, each.floor) for each in calls)
     ceilings = _upper_hull((each.when - first, -each.ceiling) for each in calls)  # negated
 
     def margin(slope: float) -> float:
-        """Distance between the touching lines of this slope; below 0: they cross."""
+        """Distance between the touching lines of this slope; negative: they cross."""
         return -_highest(ceilings, -slope) - _highest(floors, slope)
 
     slope = _best_slope(margin)
@@ -148,7 +147,7 @@ def fit(calls: Sequence[CommonCall]) -> list[ClockSegment]:
 
 
 def _highest(points: Iterable[Point], slope: float) -> float:
-    """The lowest line of this slope above all points, at time 0."""
+    """Height at time 0 of the lowest line of this slope above all points."""
     return max(height - slope * when for when, height in points)
 
 
@@ -163,13 +162,12 @@ def _upper_hull(points: Iterable[Point]) -> list[Point]:
 
 
 def _is_corner(before: Point, point: Point, after: Point) -> bool:
-    """Whether it lies above the line between its neighbours."""
     rise, run = after[1] - before[1], after[0] - before[0]
     return (point[1] - before[1]) * run > rise * (point[0] - before[0])
 
 
 def _best_slope(margin: Callable[[float], float]) -> float:
-    """0 preferred. Ternary search: margin is concave in the slope."""
+    """Prefers 0. Ternary search: margin is concave in the slope."""
     low, high = -MAX_DRIFT, MAX_DRIFT
     for _ in range(64):
         third = (high - low) / 3
@@ -328,7 +326,7 @@ class TraceSummary(NamedTuple):
 
 
 def read_parts(directories: Iterable[Path]) -> TraceParts:
-    """Not in subdirectories. Raises UsageError for a missing directory."""
+    """Ignores subdirectories. Raises UsageError for a missing directory."""
     parts: list[TracePart] = []
     unreadable: dict[str, str] = {}
     for directory in directories:
@@ -343,9 +341,9 @@ def read_parts(directories: Iterable[Path]) -> TraceParts:
 
 
 def write_trace(path: Path, parts: Sequence[TracePart]) -> TraceSummary:
-    """Writes event by event, so memory use is bounded. Raises UsageError if that fails.
+    """Writes event by event in bounded memory. Raises UsageError if writing fails.
 
-    A file is replaced only when complete, and readable by its owner only; a pipe gets data at once.
+    Replaces a file only when complete, readable by its owner only. A pipe gets data at once.
     """
     calls = sum(len(part.calls) for part in parts)
     missed = sum(part.missed for part in parts)

@@ -2,7 +2,7 @@
 
 - `adopt(communicator)` makes torch's default group use your communicator, for elastic training.
 - `communicator_of(group)` returns a group's communicator.
-- `CompressedGradients`, `compress`: a DDP communication hook.
+- `CompressedGradients`, `compress`: a DDP hook for gradient compression.
 """
 
 from nexar.torch.creation import adopt, communicator_of

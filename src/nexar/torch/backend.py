@@ -1,10 +1,10 @@
-"""The backend for torch 2.14 and later, which torch's own process group calls.
+"""The backend for torch 2.14 and later. torch's own process group calls it.
 
-torch wraps a Python work object in a C++ holder that forwards only `wait` and `get_future`, so completion and source
-are read from the future.
+torch wraps Python work objects in a C++ holder that forwards only `wait` and `get_future`, so completion and source are
+read from the future.
 
-From torch 2.15 on, torch's flight recorder logs every call of an unknown backend, 9 of 20 µs of an all_reduce, but
-never its end. The communicator records calls itself, so torch's recording is switched off.
+From torch 2.15 on, torch's flight recorder logs every call of an unknown backend (9 of 20 µs of an all_reduce), but not
+its end. It is switched off: the communicator records calls itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nexar.torch.tensors import ReceivedTensors
 
 
 def patch_torch_work(name: str) -> None:
-    """Patches torch's Work once per process; excludes `name` from its flight recorder."""
+    """Patches torch's Work, once per process, and excludes `name` from torch's flight recorder."""
     if not hasattr(Work, _MARK):
         _patch(Work.is_completed, Work._source_rank)
         setattr(Work, _MARK, True)
@@ -64,11 +64,11 @@ _FOR_TESTS: Final = ("fake", "threaded")
 
 
 _wrapped: set[NexarBackend] = set()
-"""Keeps backends alive until `shutdown` that torch wraps in DETAIL debug mode: its wrapper does not."""
+"""Backends that torch wraps in DETAIL debug mode. Keeps them alive until `shutdown`: torch's wrapper does not."""
 
 
 def opened(communicator: Communicator, timeout: float, shared_node: SharedNode, options: Any) -> Any:
-    """A backend, or a process group named nexar if no other backend serves the group."""
+    """Return a backend, or a process group named nexar if no other backend serves the group."""
     patch_torch_work(NAME)
     backend = NexarBackend(communicator, timeout, shared_node)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
@@ -77,8 +77,8 @@ def opened(communicator: Communicator, timeout: float, shared_node: SharedNode, 
 
 
 def _is_alone(options: Any) -> bool:
-    """Whether nexar alone serves this group; then torch asks it first, for the CPU. In DETAIL mode torch inserts
-    checks.
+    """Whether only nexar serves this group and torch asks for its first device, the CPU. False in DETAIL mode, in which
+    torch inserts checks.
     """
     if options.process_group is None:  # created by other code than torch
         return False
@@ -98,7 +98,7 @@ def _is_for_cpu(options: Any) -> bool:
 
 
 class NexarGroup(ProcessGroup):
-    """torch's process group under our name; torch calls it "custom"."""
+    """torch's process group, named "nexar" instead of "custom"."""
 
     def __init__(self, backend: NexarBackend, options: Any) -> None:
         super().__init__(options.process_group.get_group_store(), options.group_rank, options.group_size)
@@ -111,7 +111,7 @@ class NexarGroup(ProcessGroup):
 
 
 class NexarBackend(GroupCalls, Backend):
-    """One group of ranks. Overrides every property, because the base class would call back into Python."""
+    """One group of ranks. Overrides every property: the base class would call back into Python."""
 
     def __init__(self, communicator: Communicator, timeout: float, shared_node: SharedNode) -> None:
         Backend.__init__(self, communicator.rank, communicator.size)
@@ -169,14 +169,14 @@ class NexarBackend(GroupCalls, Backend):
         """Links are open already."""
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any = None) -> NexarBackend:
-        """All these ranks call it."""
+        """All these ranks must call it."""
         part = subgroup_of(self.communicator, ranks)
         if part is None:
             raise UsageError(f"rank {self.communicator.rank} asked for a group of {list(ranks)}, which it is not in")
         return NexarBackend(part, self._timeout, self._shared_node)
 
     def shrink(self, ranks: Sequence[int], flags: int = 0, opts: Any = None) -> NexarBackend:
-        """All other ranks call it."""
+        """All other ranks must call it."""
         smaller = remaining_of(self.communicator, ranks)
         if NODES.world is self.communicator:
             NODES.world = smaller

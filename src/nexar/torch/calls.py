@@ -1,4 +1,4 @@
-"""torch's calls on a process group, and the nodes that groups share."""
+"""torch's calls on a process group, and the node that groups share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from nexar.types import ANY_SOURCE
 
 
 class SharedNode:
-    """One node and its groups. The last group to end leaves it: torch ends a shrunk default group while its successor
-    uses the node.
+    """One node and its groups. The node leaves when its last group ends: torch ends a shrunk default group while the
+    successor uses the node.
     """
 
     def __init__(self, world: Communicator, leave: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class SharedNode:
         self._departures.open()
 
     def hand_over(self, leave_group: Callable[[], None]) -> None:
-        """Ends a dropped group in another thread. Never blocks and takes no lock: a finalizer may call it."""
+        """For finalizers: never blocks, takes no lock."""
         self._departures.hand_over(leave_group)
 
     def end(self, communicator: Communicator) -> None:
@@ -78,9 +78,9 @@ AnyWork = DoneWork | PendingWork
 
 
 class GroupCalls:
-    """torch's calls on a process group. Synchronous collectives run in the calling thread; others in the background.
+    """torch's calls on a process group. Synchronous collectives run in the calling thread, others in the background.
 
-    A group dropped without `shutdown` leaves in a thread: leaving in the garbage collector could deadlock.
+    A group dropped without `shutdown` ends in another thread: ending it in the garbage collector could deadlock.
     """
 
     def begin(self, communicator: Communicator, timeout: float, shared_node: SharedNode) -> None:
@@ -135,7 +135,7 @@ class GroupCalls:
         self._default_timeout = None if timeout == self.communicator.config.collective_timeout else timeout
 
     def _seconds(self, opts: Any) -> float | None:
-        """None: the communicator's. torch's negative timeout means "not set"."""
+        """None: the communicator's timeout. A negative timeout of torch means "not set"."""
         given = getattr(opts, "timeout", None)
         if given is None or given.days < 0 or not given:
             return self._default_timeout
@@ -145,7 +145,7 @@ class GroupCalls:
     # -- collectives -------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any) -> AnyWork:
-        """The most frequent call, so the common case skips the translation."""
+        """The common case skips the translation: this is the most frequent call."""
         if len(tensors) == 1 and tensors[0].is_cpu and self._seconds(opts) is None:
             reduction = reduction_of(opts.reduceOp)
             if reduction.factor is None and not averages_integers(reduction, tensors[0]):
@@ -218,7 +218,7 @@ class GroupCalls:
         return self._perform(TorchPlan([translation.PlanStep("barrier")], []), opts)
 
     def monitored_barrier(self, opts: Any, wait_all: bool = False) -> None:
-        """CollectiveTimeout names all missing ranks, whatever `wait_all` is."""
+        """CollectiveTimeout names all missing ranks; ignores `wait_all`."""
         self._run_blocking(TorchPlan([translation.PlanStep("barrier")], []), self._seconds(opts))
 
     # Names before torch 2.15; C++ may call either.
@@ -265,14 +265,14 @@ class GroupCalls:
 
 
 def _leave(communicator: Communicator, shared_node: SharedNode, completion: CompletionThreads) -> None:
-    """Idempotent. Must not refer to the group, which would never be dropped."""
+    """Idempotent. Must not refer to the group, which would keep it alive."""
     NODES.forget(communicator)
     shared_node.end(communicator)
     completion.close()
 
 
 def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> GroupCalls:
-    """Of a group (None: the default one). UsageError if nexar does not serve it."""
+    """None: the default group. UsageError if nexar does not serve it."""
     whole = dist.group.WORLD if group is None else group
     if isinstance(whole, GroupCalls):
         return whole
@@ -286,12 +286,12 @@ def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> GroupCall
 
 
 def subgroup_of(communicator: Communicator, ranks: Sequence[int], timeout: float | None = None) -> Communicator | None:
-    """None if this rank is not in it. All these ranks must call it."""
+    """None if this rank is not listed. All these ranks must call it."""
     return communicator.group([int(rank) for rank in ranks], timeout=timeout)
 
 
 def remaining_of(communicator: Communicator, ranks: Sequence[int]) -> Communicator:
-    """Without these ranks, which may be lost; all others must call it. UsageError if this rank is excluded."""
+    """Exclude these ranks, which may be lost. All others must call it. UsageError if this rank is excluded."""
     excluded = set(ranks)
     if communicator.rank in excluded:
         raise UsageError(f"rank {communicator.rank} asked for a group without itself; only those that stay may ask")

@@ -1,7 +1,7 @@
 """Creates torch process groups on communicators.
 
-The default group joins a cluster that rank 0 opens; ranks meet through torch's store (`launch.rendezvous`). Other
-groups are its subgroups, or join their own cluster if the default group is not of nexar.
+The default group joins a cluster that rank 0 opens and publishes in torch's store (`launch.rendezvous`). Other groups
+are its subgroups, or join their own cluster if the default group does not use nexar.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OLDEST: Final = (2, 13)
 
 
 def create(options: Any, _backend_options: object) -> Any:
-    """torch calls it with its _DistributedBackendOptions. UsageError for an old torch; errors of `nexar.init`, where
-    OperationTimeout and SeedUnreachable may mean that rank 0 did not come or ended.
+    """torch calls it with its _DistributedBackendOptions. Raises UsageError for an old torch, or errors of
+    `nexar.init`. OperationTimeout and SeedUnreachable may mean that rank 0 is missing or ended.
     """
     if torch.__version__ < OLDEST:
         raise UsageError(
@@ -50,10 +50,10 @@ def create(options: Any, _backend_options: object) -> Any:
 
 
 def adopt(communicator: Communicator, timeout: float | None = None) -> None:
-    """Make torch's default group use this communicator, instead of `init_process_group`. All its ranks call it.
+    """Make torch's default group use this communicator. All its ranks call it instead of `init_process_group`.
 
-    `dist.destroy_process_group()` leaves it open: after a `MembershipChanged`, adopt the next communicator. Its
-    subgroups must be of nexar: other backends need a shared store. `timeout`: for torch's calls; default: the
+    `dist.destroy_process_group()` leaves the communicator open: after a `MembershipChanged`, adopt the next one.
+    Subgroups must use nexar: other backends need a shared store. `timeout`: for torch's calls; default: the
     communicator's.
     """
     seconds = communicator.config.collective_timeout if timeout is None else timeout
@@ -71,7 +71,7 @@ def adopt(communicator: Communicator, timeout: float | None = None) -> None:
 
 
 def communicator_of(group: dist.ProcessGroup | None = None, device: str = "cpu") -> Communicator:
-    """Of a group (None: the default one), which owns it. UsageError if nexar does not serve it."""
+    """Return the communicator that a group owns (None: the default group). UsageError if nexar does not serve it."""
     return calls_of(group, torch.device(device)).communicator
 
 
@@ -120,7 +120,7 @@ def _nothing() -> None:
 
 
 def _leave(communicator: Communicator) -> None:
-    """At exit, with the error that ended the process, if the group was not destroyed."""
+    """Runs at exit unless the group was destroyed."""
     error = getattr(sys, "last_value", None)
     communicator.__exit__(type(error) if error is not None else None, error, getattr(error, "__traceback__", None))
 
@@ -143,7 +143,7 @@ class _Store:
 
 @contextmanager
 def _gone_with_rank_0() -> Iterator[None]:
-    """SeedUnreachable if the store, which rank 0 or its launcher runs, does not answer."""
+    """Raises SeedUnreachable if the store does not answer: rank 0 or its launcher runs it."""
     try:
         yield
     except RuntimeError as error:  # DistNetworkError or DistStoreError, depending on the store

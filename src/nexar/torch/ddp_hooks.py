@@ -15,19 +15,19 @@ from nexar.torch.calls import GroupCalls, calls_of
 
 
 class CompressedGradients:
-    """State of `compress` for one model, for the thread that computes its gradients."""
+    """State of `compress` for one model, used by the thread that computes its gradients."""
 
     def __init__(
         self, compressor: Compressor, group: dist.ProcessGroup | None = None, *, feedback: bool = True
     ) -> None:
-        """`group`: of the model. `feedback=False`: drop the unsent rest, for unbiased compressors."""
+        """`group`: the model's. `feedback=False` drops the unsent rest, for unbiased compressors."""
         self.compressor = compressor
         self._group = group
         self._feedback = feedback
         self._left: dict[int, torch.Tensor] = {}  # by bucket index
 
     def residual(self, bucket: dist.GradBucket) -> torch.Tensor | None:
-        """The unsent rest, zeros at first; dropped once, when DDP rebuilds buckets after the first step."""
+        """The unsent rest, zeros at first and again when DDP rebuilds buckets after the first step."""
         if not self._feedback:
             return None
         gradients = bucket.buffer()
@@ -50,7 +50,7 @@ def compress(state: CompressedGradients, bucket: dist.GradBucket) -> Future[torc
 
 
 def _is_served(model: DistributedDataParallel, backend: str) -> bool:
-    """torch's list is right even where DETAIL mode wraps the backend; other groups are inspected."""
+    """torch's list is right even if DETAIL mode wraps the backend. Unlisted groups are inspected."""
     group, device = model.process_group, model.device_type
     if group in distributed_c10d._world.pg_backend_config:
         return f"{device}:{backend}" in dist.get_backend_config(group).split(",")
@@ -65,8 +65,8 @@ _IN_PYTHON: Final = {
 
 
 def patch_ddp(backend: str) -> None:
-    """Makes `_register_builtin_comm_hook` use torch's Python hooks for models that `backend` serves: the C++ hooks
-    need a C++ tensor list, which a future made in Python cannot hold. Once per process.
+    """Makes `_register_builtin_comm_hook` use torch's Python hooks for models that `backend` serves: C++ hooks need a
+    C++ tensor list, which a Python future cannot hold. Once per process.
     """
     if hasattr(DistributedDataParallel, _MARK):
         return

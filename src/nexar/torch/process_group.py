@@ -1,4 +1,4 @@
-"""The process group for torch up to 2.13, which replaces torch's own."""
+"""The process group for torch up to 2.13. It replaces torch's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NexarProcessGroup(GroupCalls, ProcessGroup):
         self._description = ""
 
     def allreduce(self, tensors: Any, opts: Any = None) -> AnyWork:
-        """One tensor or several, with options, an operation or neither, as DDP hooks call it."""
+        """DDP hooks pass one tensor or several, with options, an operation or neither."""
         given = opts if isinstance(opts, AllreduceOptions) else AllreduceOptions()
         if opts is not None and given is not opts:
             given.reduceOp = opts

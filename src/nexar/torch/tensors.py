@@ -1,6 +1,6 @@
 """torch tensors as arrays.
 
-A CPU tensor becomes an array in its memory. A device tensor stays one: the communicator stages it on the current
+A CPU tensor becomes an array in its memory. A device tensor stays a tensor; the communicator stages it on the current
 stream.
 """
 
@@ -20,7 +20,7 @@ Array: TypeAlias = NDArray[Any] | torch.Tensor
 """Accepted by communicator methods."""
 
 PIECE_BYTES: Final = 8 << 20
-"""Pieces of a device tensor that overlap copy and transfer: enough for full copy speed."""
+"""Piece size of a device tensor, to overlap copy and transfer: enough for full copy speed."""
 _PLAIN: Final = {
     dtype: np.dtype(str(dtype).removeprefix("torch."))
     for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -40,7 +40,7 @@ class ReceivedTensors(list[Any]):
 
 
 def values(tensor: torch.Tensor) -> Array:
-    """An array in the tensor's memory, to reduce. UsageError."""
+    """Return an array in the tensor's memory, to reduce. UsageError for a sparse tensor."""
     dtype = _PLAIN.get(tensor.dtype)
     if dtype is not None and tensor.is_cpu and tensor.layout is torch.strided and not _is_lazy(tensor):
         return torch_tensors.array_in_memory(tensor, dtype)
@@ -49,7 +49,7 @@ def values(tensor: torch.Tensor) -> Array:
 
 
 def content(tensor: torch.Tensor) -> Array:
-    """As `values`, to move: types that arrays lack become integers."""
+    """As `values`, to move. Types that arrays lack become integers."""
     if tensor.dtype in _PLAIN or tensor.dtype in _EXCHANGED_AS_INTEGERS:
         return values(tensor)
     _refuse_sparse(tensor)
@@ -79,14 +79,14 @@ def flat(array: Array) -> Array:
 
 
 def pieces(array: Array) -> Sequence[Array]:
-    """Consecutive views of a long contiguous device tensor; equal on ranks with as many elements."""
+    """Split a long contiguous device tensor into views. Equal on ranks with as many elements."""
     if isinstance(array, np.ndarray) or array.nbytes < 2 * PIECE_BYTES or not array.is_contiguous():
         return (array,)
     return tuple(array.reshape(-1).split(PIECE_BYTES // array.element_size()))
 
 
 def concatenate(arrays: Sequence[Array]) -> Array:
-    """The concatenation, in new memory."""
+    """Concatenate into new memory."""
     parts = [flat(array) for array in arrays]
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
 
@@ -117,7 +117,7 @@ def divide(array: Array, by: int) -> None:
 
 
 def on_stream(array: Any, finish: Callable[[Any], object]) -> Callable[[Any], object]:
-    """`finish` for any thread, on the stream that is current now."""
+    """Return `finish`, bound to the current stream in any thread."""
     if not isinstance(array, torch.Tensor) or array.device.type != "cuda":
         return finish
     stream = torch.cuda.current_stream(array.device)

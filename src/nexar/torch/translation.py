@@ -1,7 +1,6 @@
 """Translates torch's calls to plans of communicator calls.
 
-Only this module knows torch's lists, lists of lists and options. The event loop runs a step's `finish` on its result
-before the step counts as done.
+Only this module knows torch's lists and options. A step is done after its `finish` has run on its result.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _KNOWN: Final = tuple((op, TorchReduction(name)) for op, name in _NAMES)
 
 
 def reduction_of(op: Any) -> TorchReduction:
-    """UsageError for an unsupported one."""
+    """UsageError for an unsupported operation."""
     for known, reduction in _KNOWN:
         if op == known:
             return reduction
@@ -66,7 +65,7 @@ def reduction_of(op: Any) -> TorchReduction:
 
 
 def averages_integers(reduction: TorchReduction, tensor: torch.Tensor) -> bool:
-    """Not for booleans, which the communicator rejects."""
+    """False for booleans, which the communicator rejects."""
     kind = tensor.dtype
     return reduction.name == "avg" and not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
 
@@ -102,7 +101,7 @@ def all_reduce(tensors: Tensors, op: Any, size: int) -> TorchPlan:
 
 
 def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> TorchPlan:
-    """In place; averaged integers form a call of their own."""
+    """In place; averaged integers are a separate call."""
     reduction = reduction_of(op)
     integers = [each for each in tensors if averages_integers(reduction, each)]
     others = [each for each in tensors if not averages_integers(reduction, each)]
@@ -171,7 +170,7 @@ def all_gather_single(outputs: Tensors, inputs: Tensors) -> TorchPlan:
 
 
 def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) -> TorchPlan:
-    """Other ranks than the root have no outputs."""
+    """Only the root has outputs."""
     for each in outputs:
         _check_length("gather", "gather_list", each, size)
     steps = []
@@ -287,7 +286,7 @@ def _check_length(call: str, what: str, tensors: Sequence[Any], size: int, eleme
 def _op_and_finish(
     reduction: TorchReduction, given: torch.Tensor, target: torch.Tensor, size: int
 ) -> tuple[str, Callable[[Any], object] | None]:
-    """An integer average, which the communicator rejects, is a divided sum, as in NCCL."""
+    """The communicator rejects integer averages: they become a divided sum, as in NCCL."""
     if not averages_integers(reduction, given):
         return reduction.name, None
     array = values(target)
@@ -300,7 +299,7 @@ def _divide_all(arrays: Sequence[Array], size: int, _: Any) -> None:
 
 
 def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> PlanStep:
-    """Splits a large device array to overlap copies with transfer."""
+    """Splits a large device array: copies and transfer overlap."""
     parts = pieces(array)
     if len(parts) == 1:
         return PlanStep("all_reduce", (array, op), {}, finish)

@@ -1,7 +1,7 @@
 """torch's handles for calls, and the threads that complete their futures.
 
-A future's callbacks are user code, which may wait for another future, and run in the thread that completes it. So the
-driver must not complete futures, and before a thread runs a task, it ensures that another waits for the next.
+The thread that completes a future runs its callbacks, which are user code and may wait for another future. So the
+driver must not complete futures, and before a thread runs a task, it ensures that another waits for the next one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CompletionThreads:
         self._threads: set[threading.Thread] = set()  # all running threads; guarded by the lock
 
     def hand_over(self, task: Task) -> None:
-        """Never blocks and takes no lock. Call `open()` before."""
+        """Never blocks, takes no lock. Call `open()` first."""
         self._tasks.put(task)
 
     def open(self) -> None:
@@ -42,14 +42,14 @@ class CompletionThreads:
             self._start_one()
 
     def close(self) -> None:
-        """Waits for all tasks but the calling thread's."""
+        """Waits for all tasks except the calling thread's."""
         self._tasks.put(None)
         while others := self._others():
             for thread in others:
                 thread.join()
 
     def _others(self) -> list[threading.Thread]:
-        """A forked child has only entries of its parent's threads."""
+        """A forked child lists its parent's threads, which are dead there."""
         with self._lock:
             return [each for each in self._threads if each.is_alive() and each is not threading.current_thread()]
 
@@ -125,11 +125,10 @@ class DoneWork(Work):
 class PendingWork(Work):
     """A call in flight.
 
-    Invariant: its future is completed exactly once, by the first thread that sees the call has ended.
+    Invariant: the first thread that sees that the call has ended completes its future, exactly once.
 
-    `wait` raises the call's error unchanged. A future carries only its text, and C++ code such as DDP sees nothing. So
-    a call whose future is requested during a backward pass is also waited for at the end of that pass, where its error
-    is raised.
+    `wait` raises the call's error unchanged. A future carries only the text, and C++ code such as DDP sees nothing. So
+    if a future is requested during a backward pass, the end of that pass waits for the call and raises its error.
     """
 
     def __init__(self, requests: Sequence[Request], result: Any, sequence: int, completion: CompletionThreads) -> None:
@@ -144,7 +143,7 @@ class PendingWork(Work):
         self._missing = 0  # unfinished requests, once there is a future; guarded by the node's lock
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """The call's error, or OperationTimeout after `timeout`; the call continues."""
+        """Raises the call's error, or OperationTimeout after `timeout`; the call then continues."""
         seconds = 0.0 if timeout is None else timeout.total_seconds()
         try:
             if len(self._requests) == 1:
@@ -207,13 +206,13 @@ class PendingWork(Work):
             request.when_done(self._count)
 
     def _count(self) -> None:
-        """Runs under the node's lock."""
+        """Under the node's lock."""
         self._missing -= 1
         if not self._missing:
             self._completion.hand_over(self._complete)
 
     def _at_the_end_of_backward(self) -> None:
-        """DDP's callback, which waits for the future, is queued later."""
+        """Completes the future before DDP's callback, queued later, waits for it."""
         self.wait()
         self._complete()
 

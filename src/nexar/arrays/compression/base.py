@@ -47,8 +47,8 @@ class Compressor(ABC):
     """Converts arrays to pieces and back. Subclass it for custom compression.
 
     All pieces are sent to all ranks, and each rank sums the decompressed arrays in rank order. So all ranks have the
-    same bits if `decompress` depends only on piece and terms. A compressor has no mutable state: several threads may
-    use one. The new residual is array + residual - decompress(own piece).
+    same bits if `decompress` depends only on piece and terms. Several threads may use one compressor, so it has no
+    mutable state. The new residual is array + residual - decompress(own piece).
 
     An error that it raises ends the call on this rank; the others raise Cancelled, and nothing is written.
     """
@@ -60,14 +60,14 @@ class Compressor(ABC):
 
     @property
     def name(self) -> str:
-        """Identifies the compressor and its parameters. Ranks with different names raise CollectiveMismatch. Override
-        it if there are parameters.
+        """Identifies the compressor and its parameters; override it if there are any. Ranks with different names raise
+        CollectiveMismatch.
         """
         return type(self).__qualname__
 
     @abstractmethod
     def size_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
-        """Returns the bytes of a piece, which must depend on nothing else; pad if necessary."""
+        """Returns the bytes of a piece, which must depend only on the arguments; pad if necessary."""
 
     @abstractmethod
     def compress(self, array: NDArray[Any], terms: Terms) -> Piece:
@@ -78,7 +78,7 @@ class Compressor(ABC):
     @abstractmethod
     def decompress(self, piece: Piece, terms: Terms) -> NDArray[Any]:
         """Returns a new flat array of `terms.count` elements and dtype `terms.work`. `piece` may be unaligned and must
-        not be modified. Raise ValueError if it is invalid: the error then names its sender.
+        not be modified. Raise ValueError if it is invalid: the error then names the sender.
         """
 
     def add(self, piece: Piece, total: NDArray[Any], terms: Terms) -> None:
@@ -86,7 +86,7 @@ class Compressor(ABC):
         np.add(total, decompressed(self, piece, terms), out=total)
 
     def working_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
-        """Returns the peak memory of the other methods, without arguments and piece. It counts towards
+        """Returns the peak memory of the other methods, without arguments and piece, for
         `compressed_allreduce_max_bytes`.
         """
         return 3 * count * work_dtype(dtype).itemsize
@@ -110,7 +110,7 @@ def described(value: object) -> str:
 
 
 def add_residual(array: NDArray[Any], residual: NDArray[Any] | None, terms: Terms) -> NDArray[Any]:
-    """Returns the array to compress, in the work dtype; maybe the caller's own."""
+    """Returns the array to compress in the work dtype, maybe the caller's own."""
     if residual is None:
         return array.astype(terms.work, copy=False)
     with np.errstate(all="ignore"):
@@ -119,7 +119,7 @@ def add_residual(array: NDArray[Any], residual: NDArray[Any] | None, terms: Term
 
 
 def new_residual(wanted: NDArray[Any], sent: NDArray[Any]) -> NDArray[Any]:
-    """Returns the residual in the memory of `wanted`: 0 where NaN or infinity was sent, which would stay in it."""
+    """Returns the residual in the memory of `wanted`: 0 where NaN or infinity was sent, which would never leave it."""
     with np.errstate(all="ignore"):
         np.subtract(wanted, sent, out=wanted)
     wanted[~np.isfinite(sent)] = 0

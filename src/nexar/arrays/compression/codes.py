@@ -30,7 +30,7 @@ _FORMATS: Final = tuple(FORMATS)
 
 
 def code_of_compressor(compressor: Compressor, *, feedback: bool, piece_bytes: int = 0) -> int:
-    """Returns a number that differs for different compressors; digests collide once in 67 million."""
+    """Returns a number that identifies the compressor; digests collide once in 67 million."""
     kind = _KINDS.get(type(compressor), _USER_KIND)
     fact = _fact(compressor)
     if fact is None or kind == _USER_KIND:

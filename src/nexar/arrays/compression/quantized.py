@@ -155,8 +155,8 @@ class Int8(BlockQuantizer):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """The whole array, as all_reduce with `deterministic=True` sends it, for comparison. A residual keeps only what
-    rounding to a narrower dtype removes.
+    """The whole array, as all_reduce with `deterministic=True` sends it, for comparison. A residual keeps only the
+    rounding error of a narrower dtype.
     """
 
     linear: ClassVar[bool] = True

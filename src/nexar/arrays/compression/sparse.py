@@ -36,7 +36,7 @@ class TopK(Compressor):
     """Each rank sends its elements of largest magnitude (of equal ones, the lower index) with their indices. Use it
     with a residual: otherwise elements that are never among the largest are never sent.
 
-    NaN ranks above infinity, and infinity above all numbers, so both are sent.
+    NaN ranks above infinity, and infinity above all numbers: both are sent.
     """
 
     ratio: float
@@ -115,7 +115,7 @@ class RandomK(Compressor):
     """All ranks send the same elements, drawn for each call, without indices.
 
     Without a residual the result is rescaled by `count / k`: its mean over calls is the result of all_reduce. With a
-    residual it is not; elements that were not drawn stay there. NaN and infinity are noticed when they are drawn.
+    residual it is not; elements that were not drawn stay there. NaN and infinity are noticed when drawn.
     """
 
     ratio: float
@@ -137,7 +137,7 @@ class RandomK(Compressor):
         return array[self._indices(terms)].astype(terms.dtype).view(np.uint8)
 
     def decompress(self, piece: Piece, terms: Terms) -> NDArray[Any]:
-        """Rescaled here, because half types would overflow before."""
+        """Rescales here, because half types would overflow before."""
         indices = self._indices(terms)
         values = piece.copy().view(terms.dtype).astype(terms.work)
         if not terms.feedback and len(values):

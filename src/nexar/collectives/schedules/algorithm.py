@@ -1,4 +1,4 @@
-"""What an algorithm gets, and what is known of it: its cost, its buffers, and the order in which it combines."""
+"""Algorithms: their input, cost, buffers, and the order in which they combine."""
 
 from __future__ import annotations
 
@@ -35,14 +35,12 @@ class Shape(NamedTuple):
 
 
 def no_buffers(_: Shape) -> tuple[int, ...]:
-    """Buffer 0 is enough."""
+    """Buffer 0 suffices."""
     return ()
 
 
 class CostFormulas(NamedTuple):
-    """Cost on two ranks or more, in the symbols of docs/reference/algorithms.md. A test compares it with the
-    schedule.
-    """
+    """Cost on two or more ranks, in the symbols of docs/reference/algorithms.md. A test checks it."""
 
     steps: str
     """Of the busiest rank."""
@@ -76,7 +74,7 @@ def all_ranks_buffer(s: Shape) -> tuple[int, ...]:
 
 
 def root_buffer(s: Shape) -> tuple[int, ...]:
-    """The same, at the root only."""
+    """Like `all_ranks_buffer`, at the root only."""
     return all_ranks_buffer(s) if s.rank == s.root else ()
 
 
@@ -100,12 +98,12 @@ def ordered(
     cost: CostFormulas,
     buffers: Callable[[Shape], tuple[int, ...]] = no_buffers,
 ) -> Algorithm:
-    """Not one left fold."""
+    """Keeps rank order, but is not one left fold."""
     return Algorithm(make, cost, buffers, left_fold=False)
 
 
 def single_fold(
     make: Callable[[Shape], Iterator[Step]], cost: CostFormulas, buffers: Callable[[Shape], tuple[int, ...]]
 ) -> Algorithm:
-    """By LocalFold steps only."""
+    """Combines by LocalFold steps only."""
     return Algorithm(make, cost, buffers, single_fold=True)

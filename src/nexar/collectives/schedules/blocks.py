@@ -1,4 +1,4 @@
-"""Blocks of elements, one per rank, and messages for them."""
+"""Blocks of elements, one per rank, and their messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tiles(span: Span, segment: int) -> tuple[Span, ...]:
 
 
 def most_tiles(spans: Iterable[Span], segment: int) -> int:
-    """Number of tags that one round needs."""
+    """Number of tags per round."""
     return max(len(tiles(span, segment)) for span in spans)
 
 

@@ -1,8 +1,7 @@
 """Direct schedules, in which every rank communicates with every other in one step; and barriers.
 
-A reducing rank folds all contributions from rank 0 up: ((x0 ⊕ x1) ⊕ x2) …. So the result is the same for any
-placement, as `deterministic=True` requires. It costs memory, n-1 messages at once, and no more bytes than a ring
-(`gather_fold`: n times as many).
+A reducing rank folds all contributions from rank 0 up: ((x0 ⊕ x1) ⊕ x2) …. So the result is the same for any placement,
+as `deterministic=True` requires.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Schedules with ceil(log2 n) rounds: Bruck's all-gather, recursive doubling, halving and doubling.
 
-Bruck: blocks stay in place, so no final rotation is needed; a range that wraps around takes two messages.
+Bruck: blocks stay in place, without a final rotation; a range that wraps around takes two messages.
 
 Recursive doubling: a partial result covers neighbouring ranks, and both partners combine lower ⊕ upper. So rank order
 is kept and both compute the same bits.
 
-Halving: a rank sends its partner in the other half everything for that half, then each half repeats this. An odd lower
-half has one more rank, whose partner is the first of the upper half. Each rank sends c·(n-1)/n elements. The combined
-ranks are not neighbours, so the operation must commute. Doubling is the reverse; some ranks of an odd number send
-twice.
+Halving: each rank sends its partner in the other half the elements of that half; then each half repeats this. An odd
+lower half has one more rank, whose partner is the first of the upper half. The combined ranks are not neighbours, so
+the operation must commute. Doubling is the reverse; for an odd number some ranks send twice.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def bruck_all_gather(rank: int, size: int, spans: Sequence[Span], *, tag: int = 
 
 def doubling_all_reduce(rank: int, size: int, count: int) -> Iterator[Step]:
     """All-reduce of buffer 0, in rank order, among a power of two of ranks. Each excess rank first sends its vector to
-    the rank below, and receives the result last.
+    the rank below and finally receives the result.
     """
     power = 1 << (size.bit_length() - 1)
     paired = 2 * (size - power)  # ranks below this number are paired; the even one represents both
@@ -94,7 +93,7 @@ def _distances(size: int) -> Iterator[int]:
 
 
 class Halving(NamedTuple):
-    """One cut through the ranks, as one of them sees it."""
+    """One cut through the ranks, as seen by one of them."""
 
     near: range
     """Its half."""

@@ -1,12 +1,12 @@
 """Schedules on a ring: ring, chain and pairwise exchange.
 
-Ring: each rank sends c·(n-1)/n elements per pass, the minimum. Chunk i starts above rank i and ends complete there, so
-the order differs by chunk and the operation must commute. Segment j depends only on segment j of the previous round,
+Ring: each rank sends the minimum, c·(n-1)/n elements per pass. Chunk i starts at rank i + 1 and is complete at rank i,
+so the order differs by chunk and the operation must commute. Segment j depends only on segment j of the previous round,
 so it is sent while later ones are reduced.
 
-Chain: with s segments the last rank is done after s + n - 2 segment times, and no rank sends the vector twice.
+Chain: the last rank is done after s + n - 2 segment times (s segments), and no rank sends the vector twice.
 
-Pairwise: in round k each rank sends to the one k above and receives from the one k below, so no rank has two senders.
+Pairwise: in round k each rank sends to the rank k above and receives from the rank k below, so no rank has two senders.
 """
 
 from __future__ import annotations

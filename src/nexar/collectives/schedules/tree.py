@@ -1,7 +1,7 @@
 """Rooted schedules: binomial trees, flat, spanning trees of a topology, and scatter-based ones.
 
-Binomial tree: a range of ranks is cut in two; one half keeps its head, the other's head is its first rank, and the
-heads communicate. So only neighbouring ranges meet: a reduction keeps rank order for any root, and gathered blocks are
+Binomial tree: a range of ranks is cut in two. One half keeps its head; the other's head is its first rank. The heads
+communicate, so only neighbouring ranges meet: a reduction keeps rank order for any root, and gathered blocks are
 contiguous. Spanning trees follow the topology, without relays.
 """
 

@@ -36,8 +36,8 @@ _POLL_INTERVAL = 0.05
 def entry_options(
     ticket: str | None, ticket_file: Path | None, seed: str | None = None, *, file_timeout: float = 0.0
 ) -> dict[str, object]:
-    """The setting of the given option, which replaces the environment's. Waits at most `file_timeout` seconds for the
-    file, whose seed may be starting. UsageError.
+    """Return the setting of the given option, which overrides the environment. Waits at most `file_timeout` seconds for
+    the file, because its seed may be starting. Raises UsageError.
     """
     given = [option for option in (ticket, ticket_file, seed) if option is not None]
     if len(given) > 1:
@@ -51,7 +51,7 @@ def entry_options(
 
 
 def appears(path: Path, file_timeout: float) -> bool:
-    """Waits for the file, at most `file_timeout` seconds. Ticket files appear whole."""
+    """Wait at most `file_timeout` seconds for the file. Ticket files appear whole."""
     if path.exists() or file_timeout <= 0:
         return path.exists()
     print_message(
@@ -74,7 +74,9 @@ def _read_ticket(path: Path) -> str:
 
 @contextmanager
 def ticket_in(path: Path, ticket: str, *, keep: bool = False) -> Iterator[None]:
-    """Write the ticket to a file (0600). After the block it is removed, unless `keep` or if replaced. UsageError."""
+    """Write the ticket to a file (0600); remove it after the block unless `keep` or it was replaced. Raises
+    UsageError.
+    """
     content = f"{ticket}\n".encode()
     try:
         write_secret_file(path, content)
@@ -99,7 +101,7 @@ Most = Annotated[int | None, typer.Option("--max", help="Reject members above th
 
 
 def elastic_settings(*, elastic: bool, least: int | None, most: int | None) -> dict[str, object]:
-    """Only the options that were given."""
+    """Return only the options that were given."""
     given = {
         "elastic_enabled": elastic or None,
         "elastic_min_world_size": least,
@@ -109,14 +111,14 @@ def elastic_settings(*, elastic: bool, least: int | None, most: int | None) -> d
 
 
 def check_elastic(config: Config, *, least: int | None, most: int | None) -> None:
-    """ConfigError for an option that has no effect."""
+    """Raise ConfigError for an option that has no effect."""
     for option, value in (("--min", least), ("--max", most)):
         if value is not None and not config.elastic_enabled:
             raise ConfigError(variable=option, value=value, allowed="only in an elastic cluster", hint="give --elastic")
 
 
 def as_variables(given: Mapping[str, object]) -> dict[str, str]:
-    """As environment variables, for children."""
+    """Return environment variables for children."""
     names = {setting.name: setting.variable for setting in settings()}
     return {names[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
@@ -134,7 +136,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def page_address(text: str | None) -> tuple[str, int] | None:
-    """ConfigError if malformed."""
+    """Raises ConfigError if malformed."""
     if text is None:
         return None
     try:
@@ -148,7 +150,7 @@ def page_address(text: str | None) -> tuple[str, int] | None:
 def shown_cluster(
     service: SeedService, address: tuple[str, int] | None, write_ticket: Path | None = None
 ) -> Iterator[None]:
-    """Page and ticket file exist until the block ends. UsageError."""
+    """Page and ticket file exist until the block ends. Raises UsageError."""
     with ExitStack() as stack:
         if write_ticket is not None:
             stack.enter_context(ticket_in(write_ticket, service.ticket))
@@ -184,9 +186,9 @@ _LONGEST: Final = 1e9  # seconds, as in the settings
 def observer_session(
     ticket: str | None, ticket_file: Path | None, seed: str | None, *, timeout: float | None
 ) -> ObserverSession:
-    """The caller closes it. UsageError, ConfigError, JoinRefused, SeedUnreachable.
+    """Return a session, which the caller closes. Raises UsageError, ConfigError, JoinRefused, SeedUnreachable.
 
-    `timeout`: for the file and the seed. None: a missing file or closed port fails at once; a listening seed has some
+    `timeout` is for the file and the seed. None: a missing file or closed port fails at once; a listening seed has some
     seconds.
     """
     from nexar.cluster.seed_session import ObserverSession  # noqa: PLC0415  # wrong options are rejected without loading it

@@ -15,7 +15,7 @@ WRONG_INPUT = 2
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
-    """The result, or the exit code of the error, which is printed."""
+    """Return the result, or print the error and return its exit code."""
     try:
         with _handled(), _terminable():
             return action()

@@ -22,8 +22,8 @@ _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_closed_streams() -> None:
-    """Open the null device for standard streams closed at start. Otherwise the next opened file gets such a
-    descriptor: a rank would read a pipe of the launcher as its standard input.
+    """Open the null device for standard streams closed at start. Otherwise the next opened file gets such a descriptor,
+    and a rank would read a launcher's pipe as its standard input.
     """
     for descriptor, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:

@@ -19,7 +19,7 @@ Advance = Callable[[str], None]
 
 @contextmanager
 def advancing(what: str, total: int) -> Iterator[Advance]:
-    """Drawn only when advanced, so as not to disturb measurements."""
+    """The bar is drawn only when advanced, so as not to disturb measurements."""
     if not sys.stderr.isatty():
         yield _nothing
         return

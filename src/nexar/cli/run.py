@@ -46,7 +46,7 @@ TraceTo = Annotated[
 
 @contextmanager
 def traced(path: Path | None) -> Iterator[dict[str, object]]:
-    """Settings that make ranks write their parts; the trace is written when the block ends, even by an error.
+    """Yield settings that make ranks write trace parts; write the trace when the block ends, even by an error. Raises
     UsageError.
     """
     if path is None:
@@ -75,7 +75,7 @@ def _problem(path: Path) -> str:
 
 
 def merge(directories: list[Path], path: Path) -> int:
-    """Number of ranks; 0: no parts, and the file is not touched."""
+    """Return the number of ranks; 0: there were no parts, and the file is not touched."""
     from nexar.observe.trace_merge import read_parts, write_trace  # noqa: PLC0415  # imports numpy
 
     found = read_parts(directories)
@@ -172,7 +172,7 @@ def run(
 
 
 def _check(count: int, command: Command) -> None:
-    """One message instead of one per rank."""
+    """Reports an error once instead of once per rank."""
     if count < 1:
         raise ConfigError(variable="-n", value=count, allowed="a whole number, 1 or more")
     if command.form == "script" and not Path(command.target).exists():
@@ -212,7 +212,7 @@ def _check_restarts(max_restarts: int, config: Config) -> None:
 
 
 def _on_failure(given: str | None, config: Config) -> OnFailure | None:
-    """None: it depends on the cluster. ConfigError for a contradiction."""
+    """None: the cluster decides. Raises ConfigError for a contradiction."""
     abort = config.recovery_policy == "abort"
     if given is not None and given not in get_args(OnFailure):
         raise ConfigError(variable="--on-failure", value=given, allowed="stop or continue")
@@ -232,7 +232,7 @@ def _check_own(config: Config, *, page: str | None, write_ticket: Path | None) -
 
 
 def _is_module(name: str) -> bool:
-    """Searching below the outermost package would run its code in the launcher."""
+    """Does not search below the outermost package, which would run its code in the launcher."""
     sys.path.insert(0, "")  # as python -m does
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None

@@ -85,7 +85,7 @@ def _publish_ticket(
 
 
 def _announce(event: "SeedEvent") -> None:
-    """Only launchers; ranks would be too many."""
+    """Reports only launchers; ranks would be too many."""
     if event.kind == "reserved":
         print_message(f"a launcher at {event.address} has {event.reason}")
 

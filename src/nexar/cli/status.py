@@ -26,7 +26,7 @@ _COLOURS: Final = {"running": "green", "waiting": "yellow", "stuck": "magenta", 
 
 
 def plain(overview: Overview, *, rates: bool = False) -> str:
-    """For a pipe or a file."""
+    """Text for a pipe or a file."""
     lines = [overview.title]
     found = [cells_of(line, rates=rates) for line in overview.lines]
     if found:
@@ -40,7 +40,7 @@ def plain(overview: Overview, *, rates: bool = False) -> str:
 
 
 def coloured(overview: Overview, *, rates: bool) -> RenderableType:
-    """For a terminal. Members' texts are not interpreted as markup."""
+    """Tables for a terminal. Members' texts are not interpreted as markup."""
     from rich.console import Group  # noqa: PLC0415 - slow to import, and only a terminal needs it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

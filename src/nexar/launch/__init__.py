@@ -1,1 +1,1 @@
-"""Starts ranks, and joins the cluster a process was started for."""
+"""Starts ranks, and joins the cluster that a process was started for."""

@@ -1,7 +1,7 @@
 """Joins the cluster of an invitation, and leaves it at interpreter exit.
 
-`sys.last_value` is the exception that ended the main thread, whatever `sys.excepthook` is. `init()` starts the thread
-that leaves, because since Python 3.12 none can be started during exit.
+`sys.last_value` is the exception that ended the main thread, whatever `sys.excepthook` is. `init()` starts the leaving
+thread, because since Python 3.12 no thread can be started during exit.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ SEND_TIMEOUT: Final = EXIT_TIMEOUT - 1.0
 
 
 def tells_for_host(local_rank: int | None) -> bool:
-    """Whether this rank prints what its host waits for. Two ranks do, as one may be missing."""
+    """Whether this rank prints what its host waits for. Two ranks do, because one may be missing."""
     return local_rank is None or local_rank <= 1
 
 
@@ -140,7 +140,7 @@ def join_cluster(
     size: int | None = None,
     local_rank: int | None = None,
 ) -> Communicator:
-    """As `bootstrap`. The metrics server opens first, so a taken port fails only here."""
+    """As `bootstrap`. The metrics server opens first, so a taken port affects no other rank."""
     ends = ExitStack()
     adopt = _serve_metrics(config, local_rank or 0, ends)
 

@@ -1,7 +1,7 @@
-"""Finds out from the environment which launcher started this process, and as which rank. Pure.
+"""Detects from the environment which launcher started this process, and its rank. Pure.
 
-It is `nexar run` or an external launcher such as torchrun, srun or mpirun. The first one whose variables are present
-wins. Incomplete variables are rejected: a guess could put two processes on one rank, or wait for missing ranks.
+The first launcher whose variables are present wins. Incomplete variables are rejected: a guess could put two processes
+on one rank, or wait for missing ranks.
 """
 
 import re
@@ -18,7 +18,7 @@ LauncherKind: TypeAlias = Literal["nexar", "torch", "slurm", _MpiKind, "kubernet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchInfo:
-    """How this process was started. 0 <= rank < size, also inside the host."""
+    """How this process was started. 0 <= rank < size, also for the local rank. ConfigError otherwise."""
 
     kind: LauncherKind
     rank: Rank
@@ -63,7 +63,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def first_slurm_host(hosts: str, variable: str = _HOSTS_VARIABLE) -> str:
-    """First host of a Slurm host list (`node[001-004,7],x`), with leading zeros."""
+    """Return the first host of a Slurm host list (`node[001-004,7],x`), with leading zeros. Raise ConfigError."""
     name = _first_item(hosts.strip())
     expanded = re.sub(r"\[([^\[\]]*)\]", lambda bracket: re.split(r"[-,]", bracket[1], maxsplit=1)[0], name)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", expanded):
@@ -81,7 +81,7 @@ def _first_item(hosts: str) -> str:
 
 
 def slurm_tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
-    """Number of tasks on this node, from Slurm's `2(x3),1`."""
+    """Return the number of tasks on this node, from Slurm's `2(x3),1`. Raise ConfigError."""
     passed = 0
     for part in tasks.strip().split(","):
         found = _TASKS.fullmatch(part.strip())
@@ -106,7 +106,7 @@ Environment: TypeAlias = Mapping[str, str]
 
 
 def detect(environ: Environment) -> LaunchInfo | None:
-    """None: no launcher. ConfigError for inconsistent variables."""
+    """Return None without a launcher. Raise ConfigError for inconsistent variables."""
     present = {name: text.strip() for name, text in environ.items() if text.strip()}
     if JOINER_VARIABLE in present:
         return None  # the variables of an outer launcher do not apply to it
@@ -252,7 +252,7 @@ def _is_batch_script(environ: Environment) -> bool:
 
 
 def _mpi_numbers_differ(environ: Environment) -> bool:
-    """Whether an MPI launcher set other numbers: mpiexec starts its daemons with srun, and ranks inherit the daemon's
+    """Whether an MPI launcher set other numbers. mpiexec starts its daemons with srun, and ranks inherit the daemon's
     Slurm variables. With srun --mpi=pmi2 both agree.
     """
     theirs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")

@@ -1,7 +1,7 @@
 """Chooses how a process gets its invitation, from its settings and its launcher alone. Pure.
 
 A ticket, or the seed's address with the token, is used first. Otherwise rank 0 starts a seed. On one host the ticket
-passes through a private file, named after the job. On several hosts all ranks compute the seed's port alike; the token
+passes through a private file, named after the job. On several hosts all ranks compute the same seed port, and the token
 is the secret.
 
 The port is the first known of: the last port of NEXAR_PORT_RANGE (members take the first free one), NEXAR_PORT + 1,
@@ -61,7 +61,7 @@ Entry: TypeAlias = ByTicket | ByToken | ByFile | BySeedOfRankZero
 
 
 def choose_entry(launch_info: LaunchInfo | None, config: Config, parent: int) -> Entry:
-    """`parent`: id of the parent process. ConfigError or UsageError, with the remedy, if it cannot join."""
+    """Raise ConfigError or UsageError, with the remedy, if the process cannot join. `parent`: parent process id."""
     if config.ticket is not None:
         return ByTicket(config.ticket)
     if config.seed is not None:
@@ -111,7 +111,7 @@ def _host(launch_info: LaunchInfo) -> str:
 
 
 def needed_token(config: Config, reason: str) -> str:
-    """ConfigError with `reason` if it is not set."""
+    """Return the token. Raise ConfigError with `reason` if it is not set."""
     if config.cluster_token is None:
         allowed = f"the cluster's secret, the same for all ranks, needed with {reason}"
         hint = "make one with `python3 -c 'import secrets; print(secrets.token_hex(32))'`"

@@ -13,7 +13,7 @@ _Item = TypeVar("_Item")
 
 
 class Mailbox(Generic[_Item]):
-    """Any thread puts, one takes. Items put after its block are dropped."""
+    """Any thread puts, one thread takes. Items put after the block are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,8 +65,8 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SignalInbox:
-    """Collects signals inside its block; main thread only. The C-level handler writes to a pipe, so none is lost
-    between polling and sleeping. Signals ignored before (`nohup`) stay ignored.
+    """Collects signals inside its block; main thread only. The C-level handler writes to a pipe, so no signal is lost
+    before a sleep. Signals ignored before (`nohup`) stay ignored.
     """
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """Reports to the launcher, through a pipe, which uncaught exception ends a rank.
 
-A variable names descriptor and inode, because a program in between may have reused the number. The last line counts:
-one is written at exit, and one at once for an exception of the main thread, because other threads may keep the process
+A variable names descriptor and inode, because a program in between may have reused the number. The last line counts. A
+rank writes one at exit, and one at once for an exception of the main thread: other threads may keep the process
 running. A rank that writes nothing (killed, not Python, before `nexar.init()`) failed by itself.
 """
 
@@ -62,7 +62,7 @@ def origin_of(error: BaseException) -> Origin:
 
 
 def _caused_by(error: BaseException | None, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether it is, or was raised from or while handling, one of these kinds; a group: all its members."""
+    """Whether it is one of these kinds, or was raised from or while handling one. Of a group, all members must be."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -79,7 +79,7 @@ def _caused_by(error: BaseException | None, kinds: tuple[type[BaseException], ..
 
 
 def report_at_exit() -> None:
-    """Repeated calls have no effect. Removes the variable: child programs are not the rank."""
+    """Idempotent. Remove the variable: child programs are not the rank."""
     pipe = _usable(take(EXIT_PIPE_VARIABLE))
     if pipe is None:
         return
@@ -140,7 +140,7 @@ class ExitPipe:
         return self._read
 
     def take(self) -> ExitReport | None:
-        """The last report that can be decoded. Never blocks."""
+        """Return the last readable report. Never block."""
         try:
             lines = os.read(self._read, _MOST_BYTES).splitlines()
             if lines:

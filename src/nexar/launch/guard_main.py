@@ -14,7 +14,7 @@ GRACE = 2.0
 
 
 def listen() -> set[int] | None:
-    """Blocks until the launcher is gone. None after `bye`."""
+    """Block until the launcher is gone. Return its process groups; None after `bye`."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         if line == b"bye\n":
@@ -33,7 +33,7 @@ def send(group: int, number: int) -> bool:
 
 
 def end(groups: set[int], mark: str) -> None:
-    """SIGTERM, after GRACE SIGKILL; then kill all other processes of this launch."""
+    """Send SIGTERM, after GRACE SIGKILL; then kill all other processes of this launch."""
     deadline = time.monotonic() + GRACE
     left = {group for group in groups if send(group, signal.SIGTERM)}
     while left and time.monotonic() < deadline:
@@ -49,7 +49,7 @@ def end(groups: set[int], mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Covers the interval between a rank's start and its announcement; needs /proc."""
+    """Return the processes of this launch, also those not announced yet. Needs /proc."""
     needle = f"NEXAR_LAUNCH={mark}".encode()
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
     return [pid for pid in pids if needle in environment_of(pid)]

@@ -1,6 +1,6 @@
 """Plans the processes of this host: command lines and environments. Pure.
 
-The variables are torchrun's, so that its programs work. Members assign the rank of a process that joins a formed
+The variables are torchrun's, so programs for torchrun work. Members assign the rank of a process that joins a formed
 cluster.
 """
 
@@ -25,14 +25,14 @@ Form: TypeAlias = Literal["script", "module", "program"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What the user asked to run."""
+    """The command that the user asked to run."""
 
     form: Form
     target: str
     arguments: tuple[str, ...] = ()
 
     def line(self, python: str) -> tuple[str, ...]:
-        """Unbuffered, so that a dying rank's last output is not lost."""
+        """Python runs unbuffered, so a dying rank's last output is not lost."""
         before = {"script": (python, "-u"), "module": (python, "-u", "-m"), "program": ()}[self.form]
         return (*before, self.target, *self.arguments)
 
@@ -136,7 +136,7 @@ def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_filter(text: str | None, count: int) -> frozenset[int]:
-    """From `0,2`. ConfigError."""
+    """Parse local ranks such as `0,2`. Raise ConfigError."""
     if text is None:
         return frozenset(range(count))
     parts = [part.strip() for part in text.split(",")]
@@ -155,7 +155,7 @@ def choose_form(*, module: bool, no_python: bool) -> Form:
 
 
 def without_outer_launch(inherited: Mapping[str, str]) -> dict[str, str]:
-    """A rank that starts a launcher inherits the outer cluster's variables and ticket."""
+    """Remove the outer cluster's variables and ticket, which a launcher started by a rank inherits."""
     if MARK_VARIABLE not in inherited:
         return dict(inherited)
     return {name: text for name, text in inherited.items() if name not in _LAUNCH_VARIABLES}

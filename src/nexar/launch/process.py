@@ -168,7 +168,9 @@ class RankProcess:
         return self._process.returncode
 
     def reap(self, before: Callable[[int], None]) -> bool:
-        """Whether it has ended; then kill its group, call `before` with the group's id, and reap it. Never blocks."""
+        """Return whether it has ended. If so, kill its group, call `before` with the group's id, and reap it. Never
+        block.
+        """
         if self.returncode is not None:
             return True
         if not self._has_ended():
@@ -215,7 +217,7 @@ class RankProcess:
         return piece
 
     def drain(self) -> None:
-        """Read what is available; after the reap, all that its group wrote. The amount is fixed first: a process that
+        """Read available output; after the reap, all that its group wrote. The amount is fixed first: a process that
         left the group may write faster than this reads.
         """
         for stream, pipe in self.pipes.items():

@@ -45,7 +45,7 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """What the launcher reports and returns."""
+    """The launcher's report and exit code."""
 
     exit_code: int
     failed: RankExit | None = None

@@ -1,7 +1,7 @@
 """Rank 0's side of the seed process, and the private file that passes the ticket to the ranks of its host.
 
-The folder (0700) is the user's alone; the file (0600) appears whole and names the seed's process: the file of a
-crashed run names a dead one and is ignored.
+Folder (0700) and file (0600) are private, and the file appears whole. It names the seed's process, so the file of a
+crashed run is ignored.
 """
 
 import os
@@ -49,7 +49,7 @@ class SeedFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 def changed_settings(config: Config) -> dict[str, Any]:
-    """Those that differ from their defaults."""
+    """Return the settings that differ from their defaults."""
     values = {setting.name: (getattr(config, setting.name), setting.default) for setting in settings()}
     return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -64,7 +64,7 @@ class SeedProcess:
     """
 
     def __init__(self, size: int, listen: str, config: Config, timeout: float) -> None:
-        """UsageError if the seed cannot open, OperationTimeout."""
+        """Raise UsageError if the seed cannot open, OperationTimeout at the timeout."""
         self._session, self._stdin, self._stdout = _spawn()
         try:
             terms = SeedTerms(size, listen, changed_settings(config))
@@ -146,7 +146,7 @@ def _write(pipe: int, line: bytes) -> None:
         try:
             line = line[os.write(pipe, line) :]
         except BrokenPipeError:
-            return  # it has ended, which the other pipe shows
+            return  # the seed has ended, as the end of its output pipe shows
 
 
 def _read_line(pipe: int, deadline: float) -> bytes | None:
@@ -188,7 +188,7 @@ def offered_ticket(name: str, ticket: str, seed: int) -> Iterator[None]:
 
 
 def wait_for_ticket(name: str, timeout: float, tell: Tell | None = None) -> str:
-    """Blocks until rank 0 offers the ticket. OperationTimeout."""
+    """Block until rank 0 offers the ticket. Raise OperationTimeout."""
     path, deadline = _folder() / name, time.monotonic() + timeout
     waiting_for = "rank 0, which opens the cluster on this host"
     with WaitNotice(tell, lambda: f"waiting for {waiting_for}{seconds_left(deadline)}"):

@@ -1,10 +1,10 @@
 """The bulk channel of a link: a TCP connection beside the mesh carrier, only for large payloads.
 
-All other frames stay on the mesh carrier, so order never depends on this one. Each side sends TERMS on it when it
-adopts it; on receipt, payloads may be announced. Other frames are dropped, because a plain connection is not protected
-from injection.
+All other frames stay on the mesh carrier, so their order never depends on the bulk channel. Each side first sends TERMS
+on the channel; the receiver may then announce payloads. Other frames are dropped, because a plain connection is not
+protected from injection.
 
-Its loss loses no data: the sender still holds the payloads, and each side sends FALLBACK and grants them again on the
+A lost channel loses no data: the sender still holds the payloads. Each side sends FALLBACK and grants them again on the
 mesh carrier.
 """
 
@@ -40,7 +40,7 @@ class BulkChannel:
     # -- any thread ------------------------------------------------------------------------------------
 
     def adopt(self, carrier: Carrier) -> None:
-        """Abort the carrier if there is one already. If the link is over, finish it: the peer may not know yet."""
+        """Abort a second carrier. If the link is over, finish the carrier: the peer may not know yet."""
         state = self._state
         with self._lock:
             over = state.failure is not None
@@ -76,7 +76,7 @@ class BulkChannel:
             _finish(carrier)
 
     def stats(self) -> dict[str, float]:
-        """Under the lock. Includes counters of lost channels."""
+        """Include lost channels. Under the lock."""
         facts: Counter[str] = Counter(self._past)
         if self._state.sidecar is not None:
             facts.update(_counters(self._state.sidecar))
@@ -93,7 +93,7 @@ class BulkChannel:
                 self._state.dropped_frames += 1
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """Ignores a dropped channel, whose payloads are granted again."""
+        """Ignore a dropped channel: its payloads are granted again."""
         with self._lock:
             if self._state.sidecar is carrier:
                 self._receiving.payload_complete(transfer)
@@ -109,7 +109,7 @@ class BulkChannel:
         self._fall_back(carrier, error.reason)
 
     def lost_by_peer(self, number: int = 0) -> None:
-        """Handle FALLBACK. It may come after a new channel; 0 means any."""
+        """Handle FALLBACK, which may arrive after a new channel. Number 0 means any channel."""
         with self._lock:
             carrier = self._state.sidecar if number in (0, self._number) else None
         if carrier is not None:
@@ -132,7 +132,7 @@ class BulkChannel:
             _log.warning("lost the bulk sidecar to %s; its payloads use the mesh connection: %s", peer, reason)
 
     def _drop(self, carrier: Carrier) -> bool:
-        """Under the lock. False if already dropped, or the link is over."""
+        """Return False if already dropped, or the link is over. Under the lock."""
         state = self._state
         if state.drop_sidecar(carrier) is None:
             return False
@@ -151,4 +151,4 @@ def _finish(carrier: Carrier) -> None:
     try:
         carrier.finish()
     except CarrierLost:
-        return  # it ended by itself, which is as good
+        return  # the carrier has ended already

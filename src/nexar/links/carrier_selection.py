@@ -1,7 +1,7 @@
 """Pure functions that choose the carrier of a payload.
 
-The mesh carrier is verified shared memory, else QUIC, else TLS over TCP. It carries everything except large payloads of
-a link with a bulk channel.
+The mesh carrier is verified shared memory, else QUIC, else TLS over TCP. It carries everything except large payloads
+when the link has a bulk channel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BULK_BYTES: Final = 128 << 10
 
 
 def choose(size_bytes: int, connected: Collection[str], sidecar: str | None = None) -> str | None:
-    """Return the scheme for a payload, or None. `sidecar` is the confirmed bulk channel's."""
+    """Return the scheme for a payload, or None. `sidecar`: scheme of the confirmed bulk channel."""
     if sidecar is not None and size_bytes >= BULK_BYTES:
         return sidecar
     builtin = next((scheme for scheme in PREFERENCE if scheme in connected), None)
@@ -38,7 +38,7 @@ def bulk_channel_scheme(enabled: bool | str, *, encrypted: bool) -> str | None:
 
 
 def takes_bulk_channel(scheme: str | None, connected: Collection[str]) -> bool:
-    """Whether a bulk channel helps: memory is faster, a second TLS is not."""
+    """Whether a bulk channel helps. It does not beside memory, which is faster, or the same scheme."""
     if scheme is None or not connected:
         return False
     return scheme not in connected and not any(_is_memory(each) for each in connected)
@@ -50,31 +50,31 @@ def _is_memory(scheme: str) -> bool:
 
 
 def shares_memory(connected: Collection[str]) -> bool:
-    """Return whether one of the carriers is shared memory."""
+    """Whether one of the carriers is shared memory."""
     return any(capabilities_of(scheme).shares_memory for scheme in connected)
 
 
 def closes_on_death(connected: Collection[str]) -> bool:
-    """Return whether one of the carriers is lost at once when the peer's process ends."""
+    """Whether one of the carriers is lost at once when the peer's process ends."""
     return any(capabilities_of(scheme).closes_on_death for scheme in connected)
 
 
 def shows_life(connected: Collection[str]) -> bool:
-    """Return whether packets of a live peer arrive even while its Python code does not run."""
+    """Whether packets of a live peer arrive even while its Python code does not run."""
     return any(capabilities_of(scheme).shows_life for scheme in connected)
 
 
 def number_of(scheme: str) -> int:
-    """Return a scheme's number in frames, equal on both ends, also for third-party schemes."""
+    """Return a scheme's number in frames. Both ends compute the same, also for third-party schemes."""
     known = _NUMBERS.get(scheme)
     return known if known is not None else FIRST_THIRD_PARTY + crc32(scheme.encode()) % (256 - FIRST_THIRD_PARTY)
 
 
 def is_relayed(connected: Collection[str]) -> bool:
-    """Whether only a relayed carrier connects the two."""
+    """Whether the only carrier is relayed."""
     return RELAY in connected and len(connected) == 1
 
 
 def wins_simultaneous_dial(dialed_by: int, other_dialed_by: int) -> bool:
-    """Whether the carrier from node `dialed_by` wins against a simultaneous one: the lower node id does."""
+    """Whether the carrier that `dialed_by` dialed wins against a simultaneous one: the lower node id wins."""
     return dialed_by < other_dialed_by

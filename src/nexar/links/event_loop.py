@@ -1,6 +1,6 @@
 """The driver thread's event loop: poll transports and pollers, run tasks, sleep.
 
-A poll of memory costs far less than a wake-up, so after an event the loop spins for a while, yielding to other threads.
+Polling memory costs far less than a wake-up, so after an event the loop spins for a while and yields to other threads.
 Under constant events it never sleeps, so it also reads the clock every few busy rounds.
 
 No task is missed: a thread appends its task, then checks whether the driver sleeps; the driver sets `_sleeps`, then
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Poller(Protocol):
-    """Memory that the driver polls, like a Transport. Driver only."""
+    """Memory that the driver polls. Driver only."""
 
     def poll(self) -> bool: ...
 
@@ -45,11 +45,11 @@ class Poller(Protocol):
     def spins(self) -> bool: ...
 
     def prepare_sleep(self) -> bool:
-        """False if there is an event."""
+        """Return False if there is an event."""
 
 
 class TaskRaised(InternalError):
-    """A task raised. Its waiters are unknown, so all waits end."""
+    """A task raised. All waits end, because its waiters are unknown."""
 
 
 class EventLoop:
@@ -70,7 +70,7 @@ class EventLoop:
         self._faults: deque[float] = deque(maxlen=_MAX_FAULTS)  # times at which transports raised
 
     def until_done(self, waiter: Waiter, deadline: float) -> None:  # noqa: C901 - a call per poll would cost more
-        """Drive until nothing is pending, the deadline passes, a signal handler must run, or the node closes."""
+        """Drive until `waiter` is done, the deadline passes, a signal handler must run, or the node closes."""
         tasks, pending = self._tasks, self._pending
         rounds = busy_rounds = 0
         now = spin_until = 0.0
@@ -128,7 +128,7 @@ class EventLoop:
         self.wake()
 
     def remove(self, poller: Poller) -> None:
-        """The driver may be polling it now. Idempotent."""
+        """Idempotent. The driver may still be polling it on return."""
         self._pollers = tuple(each for each in self._pollers if each is not poller)
         self._memory = tuple(each for each in self._memory if each is not poller)
 
@@ -139,7 +139,7 @@ class EventLoop:
     # -- closing ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Run the remaining tasks, which threads wait for, and close all transports. After `stop`."""
+        """Run the remaining tasks, because threads wait for them, and close all transports. Call `stop` first."""
         with ExitStack() as closing:  # close each, even if another one raises
             for transport in reversed(self._transports):
                 closing.callback(transport.close)
@@ -154,7 +154,7 @@ class EventLoop:
     # -- one round -------------------------------------------------------------------------------------
 
     def _run_tasks(self) -> bool:
-        """Run present tasks; those that they add run after the next poll."""
+        """Run the present tasks. Tasks that they add run after the next poll."""
         for _ in range(len(self._tasks)):
             try:
                 self._tasks.popleft()()
@@ -179,7 +179,7 @@ class EventLoop:
             self._log_fault(fault, native)
 
     def _sleep(self, timeout: float, spin: float) -> None:
-        """`spin` is for the native sleeper, which polls meanwhile."""
+        """`spin`: seconds that the native sleeper polls first."""
         for transport in self._transports:
             if not transport.prepare_sleep():
                 return
@@ -199,9 +199,7 @@ class EventLoop:
             self._sleeps = False
 
     def _log_fault(self, fault: Exception, raised_by: object) -> None:
-        """Log the fault of a transport, whose connection is closed already. Raise one without a connection, or too
-        many.
-        """
+        """Log a fault whose connection is closed already. Raise a fault without a connection, and too many faults."""
         if raised_by not in self._transports or isinstance(fault, TransportFailed):
             raise fault
         now = monotonic()

@@ -1,11 +1,11 @@
-"""Credit, lane budgets, and memory of unexpected messages. The node's lock guards all of it.
+"""Credit, lane budgets, and memory of unexpected messages. The node's lock guards everything.
 
-Per (peer, communicator), bytes sent and not consumed never exceed the credit. Small messages leave a reserve and become
-envelopes; envelopes use the reserve; then sends wait. So an unread conversation never blocks another, and a peer can
-make this node hold only bounded memory.
+Per (peer, communicator), bytes sent and not consumed never exceed the credit. Whole messages leave a reserve: beyond
+it, only envelopes are sent, and without credit sends wait. So an unread conversation never blocks another, and a peer
+can make this node hold only bounded memory.
 
 Large unexpected messages are granted within the node's budget, in order of arrival, so that smaller ones cannot starve
-them. One above the whole budget waits for its receive.
+them. A message above the whole budget waits for its receive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SendCredit:
         self.reserve = limit // _RESERVE_FRACTION
 
     def take_whole(self, cost: int) -> bool:
-        """Keeps the reserve for envelopes."""
+        """Return False if less than the reserve for envelopes would remain."""
         if self.available - cost < self.reserve:
             return False
         self.available -= cost
@@ -51,7 +51,7 @@ class SendCredit:
         self.reserve = self.limit // _RESERVE_FRACTION
 
     def give_back(self, amount: int) -> bool:
-        """False if the receiver returned more than it got: a protocol error."""
+        """Return False for a protocol error: the receiver returned more than it got."""
         self.available += amount
         return self.available <= self.limit
 
@@ -69,14 +69,12 @@ class ReceiveCredit:
         self.owed = 0
 
     def arrived(self, cost: int) -> bool:
-        """False if the peer exceeded its credit."""
+        """Return False if the peer exceeded its credit."""
         self.held += cost
         return self.held <= self.limit
 
     def consumed(self, cost: int) -> int:
-        """Return the credit to send back now. Small amounts accumulate only while the peer has plenty left, so that it
-        cannot run dry.
-        """
+        """Return the credit to send back now. Amounts accumulate only while the peer cannot run out of credit."""
         owed = self.owed + cost
         if owed < self.threshold and self.held <= self.batching_limit:
             self.owed = owed
@@ -87,7 +85,7 @@ class ReceiveCredit:
 
 
 class UnexpectedBudget:
-    """Bytes of large unexpected messages that a node accepts."""
+    """Bytes of a node's large unexpected messages."""
 
     __slots__ = ("limit", "used")
 
@@ -102,7 +100,7 @@ class UnexpectedBudget:
         return True
 
     def exceed(self, size: int) -> None:
-        """For the message of a cancelled receive."""
+        """Reserve beyond the limit, for the message of a cancelled receive."""
         self.used += size
 
     def release(self, size: int) -> None:
@@ -163,8 +161,8 @@ class UnexpectedBuffers:
         return message.lease.view
 
     def take_over(self, message: Message) -> memoryview:
-        """Return memory for the message of a cancelled receive, beyond the budget: posted receives bound the total.
-        Raise MemoryError.
+        """Return memory for the message of a cancelled receive. Raise MemoryError. It may exceed the budget: posted
+        receives bound the total.
         """
         memory = self._lease(message)
         self.budget.exceed(message.frame.length)
@@ -172,14 +170,14 @@ class UnexpectedBuffers:
         return memory
 
     def keep_back(self, message: Message, data: memoryview) -> None:
-        """For a message that its receive gives back; it owns `data`."""
+        """Keep a message that its receive gives back. The message then owns `data`."""
         message.state = MessageState.COMPLETE
         message.data = data
         self.budget.exceed(len(data))
         message.budget_bytes = len(data)
 
     def free(self, message: Message) -> None:
-        """Admits waiting messages. No carrier writes to the memory any longer."""
+        """Release the memory and admit waiting messages. No carrier may still write to it."""
         self._queue.pop(message, None)
         if message.lease is not None:
             message.lease.release()

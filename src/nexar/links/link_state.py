@@ -1,6 +1,6 @@
-"""State that the sending and receiving halves of a link share: peer, carriers, flows, posted sends.
+"""State that both halves of a link share: peer, carriers, flows, posted sends.
 
-A flow ends with its carrier, because frames may be lost; the next generation gets a new one.
+A flow ends with its carrier, because frames may be lost. The next generation gets a new flow.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PostedSend(Operation):
         return self.owner.awaited(f"a receive {self._conversation}")
 
     def cancel(self) -> None:
-        """The receiver sees nothing of it."""
+        """The receiver never sees the message."""
         self.owner.cancel_send(self)
 
 
@@ -114,7 +114,7 @@ class LinkState:
             self._choose()
 
     def add_sidecar(self, carrier: Carrier) -> None:
-        """No payload is announced on it before the peer confirmed it."""
+        """No payload is announced on it until the peer confirms it."""
         self.sidecar = carrier
         self._sidecar_known = False
         self._choose()
@@ -123,7 +123,7 @@ class LinkState:
         self._sidecar_known = self._sidecar_known or self.sidecar is carrier
 
     def drop_sidecar(self, carrier: Carrier | None = None) -> Carrier | None:
-        """Drop and return this one, or any. None if it is not the current one."""
+        """Drop and return the bulk channel. Return None if `carrier` is given and is not the current one."""
         gone = self.sidecar
         if gone is None or carrier not in (None, gone):
             return None
@@ -142,8 +142,8 @@ class LinkState:
         return carriers
 
     def finished_by_peer(self, carrier: Carrier) -> bool:
-        """Whether the peer has finished every carrier that counts: not a replaced one, nor a relayed one beside others,
-        whose relays may be the very nodes that finish.
+        """Whether the peer has finished every carrier that counts. A replaced one does not count, nor a relayed one
+        beside others: the finishing nodes may be its relays.
         """
         if self.carriers.get(carrier.scheme) is not carrier:
             return False
@@ -169,7 +169,7 @@ class LinkState:
         return number in self._by_number or number in self._lost_numbers
 
     def connected(self) -> Carrier:
-        """Return the carrier to use, or raise why there is none."""
+        """Return the carrier to use. Raise the link's failure, or PeerLost."""
         if self.failure is not None:
             raise copy(self.failure)  # a copy for each caller, because tracebacks accumulate in an exception
         if self.carrier is None:
@@ -180,8 +180,8 @@ class LinkState:
         return self._by_number.get(number)
 
     def flow(self, communicator: int, matching: Matching | None = None) -> Flow:
-        """Raise if the communicator is not open, the flow is over, or the sender's generation `matching` has ended: a
-        frame must never count for the next one.
+        """Raise if the communicator is not open, the flow is over, or the sender's generation `matching` has ended: its
+        frames must not count for the next generation.
         """
         error = None if matching is None else matching.lost(self.peer)
         if error is not None:
@@ -236,7 +236,7 @@ class LinkState:
         return self.node if carrier.dialed else self.peer
 
     def send_relayed(self, *body: Buffer) -> None:
-        """Send a frame to relay, or relayed to the peer. Any thread, with or without the lock. Raise CarrierLost."""
+        """Send a RELAY frame. Raise CarrierLost. Any thread, with or without the lock."""
         size = sum(map(len, body))
         self._send_relay_frame(FrameKind.RELAY, Lane.RELAY, 0, size, *body)
 

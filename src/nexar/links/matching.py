@@ -1,13 +1,12 @@
 """Matching: pairs posted receives with messages, for one generation of one communicator.
 
 A message goes to the oldest receive that asks for its (source, space, tag), wildcards included; a receive takes the
-oldest message that it asks for. So order within a conversation holds. A message that does not fit stays queued, and the
-receive raises.
+oldest message that it asks for. So order within a conversation holds. If a message does not fit, it stays queued and
+the receive raises.
 
 Invariant: no receive waits for a message that is here. Every return to a queue ends with `_rematch`.
 
-A receive posted in time gets the payload directly. Other messages are moved outside the lock, because that may take
-long.
+A receive posted in time gets the payload directly. Other messages are moved outside the lock, which may take long.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _COLLECTIVE_TAGS: Final = 1 << 96  # a collective's tag is its sequence and step
 
 
 class Matching:
-    """Posted receives and unexpected messages. Needs the lock, except for the receiving side."""
+    """Posted receives and unexpected messages. Call under the lock, except the receiving side."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Matching:
         *,
         members: frozenset[int] | None = None,
     ) -> None:
-        """`members`: the participating nodes; None for every node with a link."""
+        """`members`: participating nodes; None for every node with a link."""
         self.communicator = communicator
         self.generation = generation
         self.members = members
@@ -98,8 +97,8 @@ class Matching:
         ask: ReceiveKind = Receive,
         retractable: bool = False,
     ) -> Receive:
-        """Post a receive of class `ask`. `into` None allocates memory. Raise if the source is lost and left no
-        message.
+        """Post a receive of class `ask`. `into` None allocates memory. Raise if no message can come: the source is lost
+        or has left, or the generation is closed.
         """
         if into is not None and (into.__class__ is not memoryview or into.readonly or into.format != "B"):
             into = room_for(into)
@@ -138,7 +137,7 @@ class Matching:
         self._deferred_io.flush()
 
     def _cancelled(self, receive: Receive, *, in_order: bool = False) -> bool:
-        """False: a move has just ended, so try again. `in_order` leaves an overtaken receive alone."""
+        """Return False to try again, after a move has ended. `in_order` leaves an overtaken receive alone."""
         with self.lock:
             message = receive.message
             if receive.done or (in_order and self._is_overtaken(receive)):
@@ -164,7 +163,7 @@ class Matching:
         return True
 
     def give_back(self, receive: Receive, *, in_order: bool = False) -> bool:
-        """Receive.undo and, `in_order`, Receive.retract. The message returns to its position."""
+        """Implements Receive.undo and, `in_order`, Receive.retract. The message returns to its position."""
         while not self._cancelled(receive, in_order=in_order):
             continue
         into = receive.into
@@ -214,7 +213,7 @@ class Matching:
     # -- sending side: called by links -----------------------------------------------------------------------
 
     def arrive(self, origin: Origin, source: int, frame: Frame, shape: tuple[int, ...], data: memoryview) -> bool:
-        """True if a receive has the message; otherwise `consumed` returns its credit later."""
+        """Return True if the message is consumed; otherwise `consumed` returns its credit later."""
         space = frame.space
         key = (source, space, frame.tag) if space != _COLLECTIVE else key_of(source, frame)
         receive = self._posted.claim(key, frame)
@@ -241,7 +240,7 @@ class Matching:
         return False
 
     def announce(self, origin: Origin, source: int, frame: Frame, shape: tuple[int, ...]) -> Message:
-        """Take an envelope. Its payload is granted now, or when a receive or memory is available."""
+        """Take an envelope. Grant its payload now, or when a receive or memory is available."""
         key = key_of(source, frame)
         message = self._register(origin, key, frame, shape)
         self._rematch(key)
@@ -267,7 +266,7 @@ class Matching:
             self._wait_again(receive)
 
     def abandon(self, message: Message, error: NexarError) -> None:
-        """The rest of an unfinished message will never come."""
+        """Drop an unfinished message whose rest will never come; its receive raises `error`."""
         if message.state is MessageState.MOVING:
             message.error = error
             return
@@ -278,7 +277,7 @@ class Matching:
             receive.finish(error)
 
     def lose(self, source: int, error: NexarError) -> None:
-        """A source is lost. Its unfinished messages are abandoned; whole ones stay receivable."""
+        """Fail the receives from a lost source. Its whole messages stay receivable."""
         if not self.admits(source):
             return
         self._lost[source] = error
@@ -288,7 +287,7 @@ class Matching:
             receive.finish(error)
 
     def _leave(self, source: int) -> None:
-        """A source closed the communicator. Its messages stay receivable."""
+        """Fail receives that a source will not satisfy: it closed the communicator. Its messages stay receivable."""
         self._left.add(source)
         self._any_source_gone = True
         for receive in self._posted.everything():
@@ -297,7 +296,7 @@ class Matching:
                 receive.finish(self._unsatisfiable_error(receive))
 
     def _is_unsatisfiable(self, receive: Receive) -> bool:
-        """Whether all nodes have left that could send its message."""
+        """Whether every node that could send its message has left."""
         source, space, _ = receive.key
         if space not in _MESSAGES:
             return False
@@ -313,7 +312,7 @@ class Matching:
         return Revoked(communicator=str(self.communicator), reason=reason, rank=rank, closed=True)
 
     def close(self, error: NexarError) -> None:
-        """Unfinished messages are abandoned."""
+        """Fail the posted receives and drop the queued messages."""
         self._closed = error
         self._any_source_gone = True
         for receive in self._posted.everything():
@@ -326,7 +325,7 @@ class Matching:
         return self.members is None or source in self.members
 
     def lost(self, source: int) -> NexarError | None:
-        """Return why nothing more can be exchanged with this source, or None. For ANY: the loss of any source."""
+        """Return why nothing more can be exchanged with this source, or None. For ANY, the loss of any source."""
         if source == ANY and self._closed is None:
             return next(iter(self._lost.values()), None)
         return self._closed or self._lost.get(source)
@@ -340,7 +339,7 @@ class Matching:
         return message
 
     def _rematch(self, key: Key) -> None:
-        """Moves are deferred, because this may run on another caller's thread."""
+        """Pair waiting messages with posted receives. Moves are deferred: this may run on another caller's thread."""
         while (message := self._waiting.first(key)) is not None:
             receive = self._posted.find(key)
             if receive is None:
@@ -352,7 +351,7 @@ class Matching:
                 self._deferred_io.add(self._move_in, receive, message)
 
     def _pair(self, receive: Receive, message: Message) -> bool:
-        """True if the caller must move the message in."""
+        """Return True if the caller must move the message in."""
         announced = message.state is MessageState.ENVELOPE
         if announced and receive.into is None and not make_room(receive, message):
             return False
@@ -415,7 +414,7 @@ class Matching:
         receive.finish()
 
     def _drop(self, message: Message) -> None:
-        """The carrier releases the memory before it is freed."""
+        """Drop a message. The carrier releases its memory before it is freed."""
         if message.state in (MessageState.BUFFERING, MessageState.DIRECT):
             message.origin.redirect(message, None)
         if message.state is not MessageState.DIRECT:
@@ -477,8 +476,8 @@ class Matching:
         self._requeue(message, whole=message.arrived)
 
     def _next_for(self, message: Message) -> Receive | None:
-        """Pair the message of a cancelled receive with the next one now: a later message could reach that one during a
-        move.
+        """Pair the message of a cancelled receive with the next receive at once: during a move, a later message could
+        reach that receive.
         """
         while (receive := self._posted.find(message.key)) is not None:
             self._posted.remove(receive)
@@ -502,7 +501,7 @@ class Matching:
             message.end_move()
 
     def _begin_move_out(self, receive: Receive, message: Message) -> memoryview | None:
-        """Return memory for the arriving message of a cancelled receive. Without any, refuse it and return None."""
+        """Return memory for the arriving message of a cancelled receive. Without memory, refuse it; return None."""
         try:
             room = self._unexpected_buffers.take_over(message)
         except MemoryError:
@@ -535,7 +534,7 @@ class Matching:
 
 
 class _LocalOrigin:
-    """The `Origin` of a message that was given back: complete, and its sender knows."""
+    """The `Origin` of a message that was given back. The message is complete, and its sender knows."""
 
     def __init__(self, rank: int | None) -> None:
         self.rank = rank

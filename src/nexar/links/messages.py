@@ -1,4 +1,4 @@
-"""Messages, receives, their queues, and moving a message between buffers. The node's lock guards all of it.
+"""Messages, receives, their queues, and moving a message between buffers. The node's lock guards everything.
 
 States of a message:
 
@@ -60,7 +60,7 @@ T = TypeVar("T", bound=Ordered)
 
 
 class FifoByKey(Generic[T]):
-    """A queue for each key, sorted by `order`; cheap for one element per key."""
+    """A queue per key, sorted by `order`. Cheap for one element per key."""
 
     __slots__ = ("_more", "first", "oldest")
 
@@ -73,7 +73,7 @@ class FifoByKey(Generic[T]):
         return len(self.oldest) + sum(len(queue) for queue in self._more.values())
 
     def put(self, key: Key, element: T) -> None:
-        """Usually last; further ahead if it was taken before."""
+        """Insert by `order`: usually last; further ahead if it was taken before."""
         first = self.oldest.setdefault(key, element)
         if first is element:
             return
@@ -88,7 +88,7 @@ class FifoByKey(Generic[T]):
             self._promote(key)
 
     def remove(self, key: Key, element: T) -> bool:
-        """False if it is not here."""
+        """Return False if it is not here."""
         if self.first(key) is element:
             self.drop_first(key)
             return True
@@ -121,7 +121,7 @@ ANY = -1  # in a receive's key: any source, or any tag
 
 
 class MessageState(Enum):
-    """Described above."""
+    """See the module docstring."""
 
     ENVELOPE = auto()
     BUFFERING = auto()
@@ -132,7 +132,7 @@ class MessageState(Enum):
 
 
 def conversation(space: int, tag: int) -> str:
-    """For errors."""
+    """Return the text for error messages."""
     if space == Space.TAGGED:
         return "with any tag" if tag == ANY else f"with tag {tag}"
     if space == Space.PART:
@@ -155,7 +155,7 @@ def collective_tag(sequence: int, step: int) -> int:
 
 
 def row_of(data: object, need: str) -> memoryview:
-    """Return the memory as bytes. Raise UsageError, which begins with `need`."""
+    """Return the memory as bytes. Raise UsageError, beginning with `need`."""
     try:
         return as_row(data)
     except (TypeError, ValueError) as error:
@@ -184,12 +184,12 @@ class Origin(Protocol):
         """Expect the payload, and tell the sender to send it."""
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
-        """Like Carrier.redirect_payload, with or without the lock; UNKNOWN if the carrier has ended."""
+        """Like Carrier.redirect_payload; UNKNOWN if the carrier has ended. With or without the lock."""
 
     def refuse(self, message: Message, reason: str) -> None: ...
 
     def consumed(self, message: Message) -> None:
-        """Return its credit. Once, unless `arrive` returned True."""
+        """Return its credit. Called once, unless `arrive` returned True."""
 
 
 class Message:
@@ -278,19 +278,19 @@ class Receive(Operation):
         return self
 
     def cancel(self) -> None:
-        """A partly arrived message becomes unexpected; without memory, its sender is told."""
+        """A partly arrived message becomes unexpected. Without memory for it, its sender is told."""
         self.owner.cancel(self)
 
     def undo(self) -> None:
-        """Raise MemoryError, and keep the message, if it cannot be copied."""
+        """Raise MemoryError and keep the message if it cannot be copied."""
         self.owner.give_back(self)
 
     def retract(self) -> bool:
-        """Like undo, but False if a later message of the conversation was taken. Only for retractable receives."""
+        """Like undo, but return False if a later message of the conversation was taken. Needs a retractable receive."""
         return self.owner.give_back(self, in_order=True)
 
     def wants(self, key: Key) -> bool:
-        """Whether it asks for this key. ANY_TAG means tagged and untagged only."""
+        """Whether it asks for this key. ANY_TAG matches tagged and untagged messages only."""
         source, space, tag = self.key
         if source not in (ANY, key[0]):
             return False
@@ -340,7 +340,7 @@ class Probe(Receive):
     source: int  # node id of the sender, set when done
 
     def accepts(self, frame: Frame) -> bool:
-        """So every matching message reaches `mismatch`."""
+        """Return False, so that every matching message reaches `mismatch`."""
         return False
 
     def undo(self) -> None:
@@ -368,7 +368,7 @@ class ObjectReceive(Receive):
 
 
 class PartReceive(Receive):
-    """Receives the next part of a message. An empty part: the sender gave up."""
+    """Receives the next part of a message. An empty part means that the sender gave up."""
 
     __slots__ = ("_unfit",)
 
@@ -378,7 +378,7 @@ class PartReceive(Receive):
 
     @property
     def failed(self) -> bool:
-        """The rest will never come, or is malformed. False if cancelled here."""
+        """Whether the rest will never come or is malformed. False if cancelled here."""
         return self._unfit or (self.error is not None and not isinstance(self.error, Cancelled))
 
     def mismatch(self, message: Message) -> NexarError | None:
@@ -445,7 +445,7 @@ class PostedReceives:
         return exact if exact.order < wild.order else wild
 
     def claim(self, key: Key, frame: Frame) -> Receive | None:
-        """Remove and return the oldest receive for this message, if it fits. The path of every small message."""
+        """Remove and return the oldest receive for this message, if it fits. Every small message takes this path."""
         receive = self.find(key) if self._wild else self._first(key)
         if receive is None or not receive.accepts(frame):
             return None
@@ -465,8 +465,8 @@ class PostedReceives:
 
 
 def move_message(message: Message, into: memoryview) -> bool:
-    """Move the message to `into`. True if all of it is there; False if the rest will come, or never will. Without the
-    node's lock: the message is MOVING, so no other thread touches its memory.
+    """Move the message to `into`. Return True if all of it is there, False if the rest may still come. Needs no lock:
+    the message is MOVING, so no other thread touches its memory.
 
     The carrier redirects the rest; a copy is needed only if all had arrived. If the driver sets `arrived` meanwhile,
     the carrier says so, or the payload completed in `into`.
@@ -482,7 +482,7 @@ def move_message(message: Message, into: memoryview) -> bool:
 
 
 def make_room(receive: Receive, message: Message) -> bool:
-    """The size is the sender's claim: if there is no memory, fail the receive and return False."""
+    """Allocate the receive's memory. The sender chose the size: without memory, fail the receive and return False."""
     try:
         receive.into = allocate(message.frame.length)
     except (MemoryError, ValueError):

@@ -3,7 +3,7 @@
 A rank makes one call per sequence number, so only a source's first frame in a sequence is compared.
 
 Sequences begin in order, so each is *open* (begun, not ended), *over* (below the next, not open) or *to come*. Messages
-of one that is over are dropped, and envelopes refused, so that no sender waits for ever.
+of a sequence that is over are dropped and envelopes refused, so no sender waits for ever.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MismatchDetector:
     # -- local calls ---------------------------------------------------------------------------------------
 
     def begin(self, sequence: int, call: CallFacts) -> dict[int, float]:
-        """Return the arrival time of each source's first frame; it grows until the end."""
+        """Return the arrival time of each source's first frame. The dict grows until the end."""
         self._next = sequence + 1
         arrivals: dict[int, float] = {}
         self._open[sequence] = call, arrivals
@@ -75,14 +75,14 @@ class MismatchDetector:
         self._over[sequence % REMEMBERED] = sequence, self._open.pop(sequence)[0]
 
     def give_up(self, sequence: int, reason: str) -> None:
-        """End without a result, after the receives were cancelled."""
+        """End without a result. Cancel the receives first."""
         self.end(sequence)
         self._discard(sequence, reason)
 
     # -- frames of other ranks -----------------------------------------------------------------------------
 
     def check_frame(self, source: int, frame: Frame) -> bool:
-        """False: its call is over, so drop it."""
+        """Return False if its call is over: drop the frame."""
         found = self._open.get(frame.sequence)
         if found is not None and source in found[1]:
             return True
@@ -93,7 +93,7 @@ class MismatchDetector:
         return False
 
     def check_call(self, source: int, sequence: int, theirs: CallFacts) -> bool:
-        """False if the local call is over."""
+        """Return False if the local call is over."""
         self.heard[source] = now = monotonic()
         found = self._open.get(sequence)
         if found is not None:
@@ -109,7 +109,7 @@ class MismatchDetector:
         return False
 
     def call_of(self, sequence: int) -> CallFacts | None:
-        """Return the local call, unless too old."""
+        """Return the local call; None if it is to come or too old."""
         found = self._open.get(sequence)
         if found is not None:
             return found[0]
@@ -142,7 +142,7 @@ class MismatchDetector:
 
 
 def differ(one: CallFacts, other: CallFacts) -> bool:
-    """Whether two calls differ, as far as stated."""
+    """Whether two calls differ in what both state."""
     if not one[0] or not other[0]:
         return False
     if one[0] != other[0] or one[3:5] != other[3:5]:
@@ -153,5 +153,5 @@ def differ(one: CallFacts, other: CallFacts) -> bool:
 
 
 def same_but_for_algorithm(calls: Iterable[CallFacts]) -> bool:
-    """Whether these calls differ in the algorithm at most."""
+    """Whether these calls differ at most in the algorithm."""
     return not any(differ((*one[:5], 0), (*other[:5], 0)) for one, other in combinations(set(calls), 2))

@@ -1,7 +1,7 @@
 """Operation (posted work), Waiter (one thread's wait), DeferredIO (I/O to do after releasing the node's lock).
 
-An operation completes exactly once, under the node's lock (`Progress.lock`); then nothing touches its buffers. The
-completing thread also notifies its waiter.
+An operation completes exactly once, under the node's lock (`Progress.lock`). Afterwards nothing touches its buffers.
+The completing thread also notifies its waiter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Waiter:
                 self.wake()
 
     def prepare(self) -> None:
-        """The next wake() ends the next sleep(), even if it comes first."""
+        """The next wake() ends the next sleep(), even if wake() comes first."""
         if self._signal is None:
             self._signal = threading.Lock()
             self._signal.acquire()
@@ -57,7 +57,7 @@ class Waiter:
             signal.acquire(timeout=timeout)
 
     def wake(self) -> None:
-        """At most once per prepare(). Under the lock, or in a signal handler of the waiting thread."""
+        """Effective once per prepare(). Call it under the lock, or in a signal handler of the waiting thread."""
         if self.asleep and self._signal is not None:
             self.asleep = False
             try:
@@ -88,21 +88,21 @@ class Operation(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """After the return nothing touches the buffers. No effect once done."""
+        """On return nothing touches the buffers. No effect once done."""
 
     def undo(self) -> None:
-        """Cancel. A completed receive gives its message back; only for unused results."""
+        """Cancel; a completed receive gives its message back. Only if the result was not used."""
         self.cancel()
 
     def last_moved(self) -> float:
-        """When it last progressed (time.monotonic), or 0."""
+        """Return the time of its last progress (time.monotonic), or 0."""
         return 0.0
 
     def value(self) -> Any:
         return None
 
     def result(self) -> Any:
-        """Return the value or raise the error. Only once done."""
+        """Return the value or raise the error. Requires `done`."""
         if self.error is not None:
             raise copy(self.error)  # a copy: several operations may share one error
         return self.value()
@@ -140,7 +140,7 @@ class Operation(ABC):
             self._waiter = None
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Runs in the completing thread, under the node's lock: it may only enqueue."""
+        """The callback runs in the completing thread, under the node's lock, so it may only enqueue."""
         if self.done:
             callback()
         elif self._callbacks is None:
@@ -181,7 +181,7 @@ class Operation(ABC):
 
 @contextmanager
 def cancelling(operations: Sequence[Operation]) -> Iterator[None]:
-    """Cancel those that are not done when the block is left by an exception; also when a run that waits in it ends."""
+    """Cancel unfinished operations when an exception leaves the block, GeneratorExit included."""
     try:
         yield
     except BaseException:
@@ -191,7 +191,7 @@ def cancelling(operations: Sequence[Operation]) -> Iterator[None]:
 
 
 class FinishedOperation(Operation):
-    """Was complete when posted."""
+    """An operation that was complete when posted."""
 
     __slots__ = ()
 
@@ -218,7 +218,7 @@ FINISHED = FinishedOperation()
 
 
 class DeferredIO:
-    """I/O calls, in order: added under the node's lock, made after its release by any thread."""
+    """I/O calls, in order. Added under the node's lock; any thread makes them after its release."""
 
     __slots__ = ("calls",)
 
@@ -230,7 +230,7 @@ class DeferredIO:
         self.calls.append((call, arguments))
 
     def flush(self) -> None:
-        """A lost carrier reports itself to its link."""
+        """Ignore CarrierLost: a lost carrier reports itself to its link."""
         calls = self.calls
         while calls:
             try:

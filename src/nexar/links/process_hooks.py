@@ -1,21 +1,25 @@
 """Signals deferred to a safe point, exit and fork hooks, and the open nodes of this process.
 
 A Python signal handler may raise between any two instructions of the main thread, as Ctrl-C does. In the middle of our
-code a frame would be half delivered, the driver lock lost, or a message or collective numbered but never sent. So while
-a node is open, our handlers wrap the user's. During a wait the signal is recorded and the wait woken; the handler runs,
-and may raise, once nothing is in progress. Inside an operation it is deferred until that waits or returns. Otherwise it
-runs at once. Operations pay nothing for this: our handler reads the main thread's stack.
+code, that would deliver half a frame, lose the driver lock, or number a message or collective without sending it. So
+while a node is open, our handlers wrap the user's:
 
-A deferred signal traces the main thread: the next line or call outside our code is the safe point. If a debugger
-already traces, a thread resends the signal until one arrives outside. After a second the handler runs anyway: a program
-that cannot be interrupted is worse.
+- During a wait, the signal is recorded and wakes the waiting thread. The handler runs, and may raise, once nothing is
+  in progress.
+- Inside an operation, the handler is deferred until the operation waits or returns.
+- Otherwise it runs at once.
 
-- `SIGNALS` are wrapped if their handler is in Python when a node opens in the main thread, or at its first wait.
-  Handlers set later are not wrapped and should not raise, except SIGINT, which is checked at every wait.
-- The last node restores the handlers if it closes in the main thread; otherwise ours only forward.
-- `asyncio.run` cancels its main task on Ctrl-C only if it finds Python's default handler. If it finds ours, Ctrl-C
-  raises KeyboardInterrupt inside the loop.
-- A wrapper knows the handler that it replaced, so a chain always leads to older ones.
+Operations pay nothing for this: our handler reads the main thread's stack. A deferred signal traces the main thread:
+the next line or call outside our code is the safe point. If a debugger already traces, a thread resends the signal
+until one arrives outside. After a second the handler runs anyway: a program that cannot be interrupted is worse.
+
+`SIGNALS` are wrapped if their handler is in Python when a node opens in the main thread, or at its first wait. Handlers
+set later are not wrapped and should not raise, except SIGINT, which every wait checks. The last node restores the
+handlers if it closes in the main thread; otherwise ours only forward. A wrapper knows the handler that it replaced, so
+a chain always leads to older ones.
+
+`asyncio.run` cancels its main task on Ctrl-C only if it finds Python's default handler. With ours, Ctrl-C raises
+KeyboardInterrupt inside the loop.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ class WrappedHandler:
         self._receive = receive
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The interpreter calls from the interrupted frame. Another caller is a handler that wraps ours: run now."""
+        """The interpreter calls from the interrupted frame. Any other caller is a handler that wraps ours: run now."""
         if frame is not None and frame is sys._getframe(1):
             self._receive(self, frame)
         else:
@@ -73,8 +77,8 @@ _RUN_WRAPPED: Final[CodeType] = WrappedHandler.run_wrapped.__code__
 def is_inside(frame: FrameType | None) -> bool:
     """Whether a thread at `frame` is in the middle of an operation.
 
-    The innermost frame of ours decides. A transport without one dials, which may be interrupted; below a handler that
-    we call, user code runs. Communicator methods count entirely: other ranks would wait for a numbered collective.
+    Our innermost frame decides. A transport without one is dialing, which may be interrupted. Below a handler that we
+    call, user code runs. Communicator methods count entirely: other ranks would wait for a numbered collective.
     """
     while frame is not None:
         module: str = frame.f_globals.get("__name__", "")
@@ -99,7 +103,7 @@ class DeferredSignals:
         self._sending = False  # whether that thread runs; it clears this
 
     def defer(self, handler: WrappedHandler, frame: FrameType) -> bool:
-        """Defer if `frame` is inside our code. False: run now."""
+        """Defer if `frame` is inside our code. Return False if the handler must run now."""
         stuck = bool(self.handlers) and time.monotonic() - self._since > _STUCK_AFTER
         if stuck or not is_inside(frame):
             self.handlers.pop(handler.number, None)
@@ -144,7 +148,7 @@ class DeferredSignals:
         sys.settrace(self._trace_step)
 
     def _trace_step(self, frame: FrameType, event: str, _: Any) -> None:
-        """Run the handlers at a safe point. For a call, the caller decides: it has done nothing yet."""
+        """Run the handlers at a safe point. For a call, the caller's frame decides: the callee has done nothing yet."""
         if self.handlers and is_inside(frame.f_back if event == "call" else frame):
             return
         frame.f_trace = None
@@ -154,7 +158,7 @@ class DeferredSignals:
     # -- by sending again ------------------------------------------------------------------------------
 
     def _resend(self) -> None:
-        """To the main thread: a signal to the process might not interrupt its system call."""
+        """Signal the main thread: a signal to the process might not interrupt its system call."""
         if not self._sending:
             self._sending = True
             start_new_thread(self._resend_loop, (threading.get_ident(),))
@@ -195,9 +199,7 @@ class SignalDeferral:
     # -- waits -----------------------------------------------------------------------------------------
 
     def begin(self, wake: Callable[[], None], waiter: Waiter) -> bool:
-        """Begin a wait; `wake` ends its sleep if it drives. True in the main thread, where handlers run: it must call
-        `end`.
-        """
+        """Begin a wait; `wake` ends its sleep if it drives. Return True in the main thread, which must call `end`."""
         if get_ident() != self._main:
             return False
         if type(getsignal(_INTERRUPT)) is not WrappedHandler:  # never entered, or the user has set a new handler
@@ -209,7 +211,6 @@ class SignalDeferral:
         return True
 
     def end(self) -> None:
-        """End a wait, and run recorded handlers."""
         self._waiting = None
         if self.pending:
             self.settle()
@@ -226,7 +227,7 @@ class SignalDeferral:
     # -- installing ------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Only the main thread can set handlers; otherwise its next wait does."""
+        """Wrap the handlers. Only the main thread can; from another thread, its next wait does."""
         if get_ident() == self._main:
             self._entered = True
             for number in SIGNALS:
@@ -257,7 +258,7 @@ class SignalDeferral:
             self.enter()
 
     def _wrap(self, number: int) -> None:
-        """Only a Python handler can raise."""
+        """Wrap only Python handlers: others cannot raise."""
         handler: Any = signal.getsignal(number)
         if callable(handler) and not isinstance(handler, WrappedHandler):
             signal.signal(number, WrappedHandler(number, handler, self._receive))
@@ -289,7 +290,7 @@ _before_exit: list[Callable[[], None]] = []  # written at import
 
 
 def node_opened(node: Progress) -> None:
-    """The exit hook registered last runs first: nodes close before the packages that they use."""
+    """Register the exit hook again. The last one runs first, so nodes close before the packages that they use."""
     _open_nodes[id(node)] = node
     atexit.unregister(_close_all)
     atexit.register(_close_all)
@@ -297,7 +298,7 @@ def node_opened(node: Progress) -> None:
 
 
 def node_closed(node: Progress) -> None:
-    """The last one restores the signal handlers."""
+    """The last node restores the signal handlers."""
     _open_nodes.pop(id(node), None)
     if not _open_nodes:
         interrupts.leave()

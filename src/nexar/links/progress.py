@@ -1,8 +1,8 @@
 """The progress engine: waiting threads drive the node's transports, one at a time.
 
-While any operation is pending, exactly one thread is the *driver*: it alone polls, sleeps and runs sinks, and it hands
-over before it leaves. Other waiting threads sleep until their operations complete, one fails, or the driver lock is
-free. If none waits, the progress thread drives.
+While any operation is pending, exactly one thread is the *driver*. Only it polls, sleeps and runs sinks; it hands over
+before it leaves. Other waiting threads sleep until their operations complete, one fails, or the driver lock is free. If
+no thread waits, the progress thread drives.
 
 No wake-up is lost: a waiting thread enters the list, then checks for a driver and for the end; a driver releases the
 lock, then checks the list; `end` sets the reason, then wakes the list.
@@ -40,7 +40,7 @@ class DriverElection:
         self.ended: NexarError | None = None  # why waiting is over: closed, forked, or a bug; set once
 
     def offer(self) -> None:
-        """Wake one waiting thread: it drives, or offers again when it leaves."""
+        """Wake one waiting thread. It drives, or offers again when it leaves."""
         with self._lock:
             for waiter in list(self.waiting_threads):
                 if waiter.asleep:
@@ -48,7 +48,7 @@ class DriverElection:
                     return
 
     def end(self, reason: NexarError) -> None:
-        """Make every wait raise. Wakes all, because a thread that raises offers nothing."""
+        """Make every wait raise. Wake all threads: one that raises does not offer the lock."""
         self.ended = reason
         with self._lock:
             for waiter in list(self.waiting_threads):
@@ -56,7 +56,7 @@ class DriverElection:
         self._on_end()
 
     def abandon(self, reason: NexarError) -> None:
-        """A forked child has no other threads."""
+        """Without waking: a forked child has no other threads."""
         self.ended = reason
         self.waiting_threads.clear()
 
@@ -68,7 +68,7 @@ _PARK_AFTER: Final = 10  # ticks under the same driver before it parks
 class ProgressThread:
     """Drives while no caller waits. Ends after the event loop stopped and `close` was called.
 
-    Checks on every tick whether the driver changed. Under a steady driver it parks; the driver wakes it on leaving.
+    It checks every tick whether the driver changed. Under a steady driver it parks; the driver wakes it on leaving.
     """
 
     def __init__(self, election: DriverElection, event_loop: EventLoop) -> None:
@@ -84,7 +84,7 @@ class ProgressThread:
         self._thread.start()
 
     def drive_now(self) -> None:
-        """Drive now, unless a thread does: that one hands over when it leaves. Any thread."""
+        """Drive now. No effect under another driver, which hands over when it leaves. Any thread."""
         if not self._driver_lock.locked():
             self._asked = True
             self.unpark()
@@ -97,12 +97,11 @@ class ProgressThread:
             return
 
     def close(self) -> None:
-        """The event loop was stopped before."""
+        """Stop the event loop first."""
         self.unpark()
         self._thread.join()
 
     def _run(self) -> None:
-        """A bug here or in a transport ends all waits."""
         try:
             self._take_over_when_idle()
         except TransportFailed as broke:
@@ -170,9 +169,7 @@ class Progress:
         spin: float = DEFAULT_SPIN,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_end` runs when no thread drives any longer, on close or a fault; `check` then raises why. It must not
-        block.
-        """
+        """`on_end` runs when driving ends, on close or a fault; `check` then raises the reason. It must not block."""
         # The node's lock: guards every link, matching and operation of this node; never held across a wait.
         self.lock = threading.Lock()
         self.spin = spin
@@ -197,8 +194,8 @@ class Progress:
         *,
         keep: bool = False,
     ) -> None:
-        """Wait until all are done, and drive if no other thread does. The first error ends it, also of `abort_signal`,
-        which is neither awaited nor cancelled.
+        """Wait until all are done, and drive if no other thread does. The first error ends the wait, also an error of
+        `abort_signal`, which is neither awaited nor cancelled.
 
         Raise OperationTimeout at the deadline (time.monotonic). Before anything is raised, also by Ctrl-C, pending
         operations are cancelled, so their buffers are free. With `keep` the deadline cancels nothing.
@@ -222,8 +219,8 @@ class Progress:
                 self._fail(waiter, operations, operation.error)
 
     def waits(self) -> list[tuple[int, str, float]]:
-        """Return thread, operation and start (time.monotonic) of each wait, read from the stacks. Takes no lock: the
-        caller may ask why it is held.
+        """Return thread, operation and start (time.monotonic) of each wait, read from the stacks. Take no lock: the
+        caller may be diagnosing why it is held.
 
         No variable may refer to this call's frame on return: the cycle would keep dropped requests alive.
         """
@@ -253,7 +250,7 @@ class Progress:
     def _wait_or_abort(
         self, waiter: Waiter, operations: Sequence[Operation], deadline: float, abort_signal: Operation
     ) -> None:
-        """An abort signal outlives many waits, so each removes its callback."""
+        """Remove the callback at the end, because an abort signal outlives many waits."""
 
         def failed() -> None:
             if abort_signal.error is not None:
@@ -335,28 +332,28 @@ class Progress:
             self._event_loop.add(poller)
 
     def remove_poller(self, poller: Poller) -> None:
-        """The driver may be polling it now, but not again. Idempotent. Not under the node's lock."""
+        """The driver may be polling it on return, but not again. Idempotent. Not under the node's lock."""
         with self.lock:
             self._event_loop.remove(poller)
 
     def run_soon(self, task: Callable[[], None]) -> None:
-        """Run `task` on the driver thread before it sleeps, without the node's lock. Any thread, also under the lock.
-        It must not block; if it raises, all waits end with InternalError.
+        """Run `task` on the driver thread before it sleeps, without the node's lock. `task` must not block; if it
+        raises, all waits end with InternalError. Any thread may call this, also under the lock.
         """
         self._event_loop.run_soon(task)
 
     def drive_in_background(self) -> None:
-        """The caller posted work and does not wait."""
+        """For a caller that posted work and does not wait."""
         self._progress_thread.drive_now()
 
     def wake(self) -> None:
-        """Make the driver poll again before it sleeps on. Cheap if it is awake."""
+        """Make the driver poll again. Cheap if it is awake."""
         self._wake()
 
     def run_inline(self, task: Callable[..., Outcome], *arguments: Any) -> Outcome:
         """Run `task(*arguments)` in this thread, even if another drives. It may poll memory for at most `spin`.
 
-        Signals are deferred. The progress thread does not drive meanwhile: asleep, it would ask peers to wake it.
+        Signals are deferred. The progress thread pauses meanwhile: asleep, it would ask peers to wake it.
         """
         self.check()
         election = self._election
@@ -388,8 +385,8 @@ class Progress:
                 operation.remove_waiter(waiter)
 
     def _expire(self, waiter: Waiter, operations: Sequence[Operation], timeout: float) -> None:
-        """Give up the operations that are not done at the deadline. Raises an operation's own error, which says more,
-        else OperationTimeout. Raises nothing if all finished before they could be cancelled.
+        """Give up unfinished operations at the deadline. Raise an operation's own error, else OperationTimeout; nothing
+        if all finished before they could be cancelled.
         """
         late = [(operation, operation.name, operation.awaited()) for operation in operations if not operation.done]
         if waiter.keeps:
@@ -408,7 +405,7 @@ class Progress:
     # -- closing ---------------------------------------------------------------------------------------
 
     def when_forked(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run `callback` in a forked child; it must not take locks. Return an idempotent function to unregister it."""
+        """Run `callback` in a forked child. It must not take locks. Return an idempotent unregister function."""
         key = object()
         self._on_fork[key] = callback
 
@@ -418,7 +415,7 @@ class Progress:
         return forget
 
     def close(self) -> None:
-        """Close every transport; close links first. Pending waits raise. Idempotent."""
+        """Close every transport. Close links first. Pending waits raise. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -34,7 +34,7 @@ class Receiving:
     """The `Origin` of every message of its link."""
 
     def __init__(self, state: LinkState, misbehaved: Callable[[str], None]) -> None:
-        """`misbehaved` ends the link; called without the lock."""
+        """`misbehaved` ends the link. It is called without the lock."""
         self._state = state
         self._router = state.router
         self._peer = state.peer
@@ -80,7 +80,7 @@ class Receiving:
             self._hold(flow, frame, body)
 
     def _begin(self, frame: Frame, body: memoryview) -> Flow | None:
-        """Return the flow of a new generation; None if the frame was kept or dropped."""
+        """Return the flow of a new generation. None: the frame was kept or dropped."""
         matching = self._router.find(frame.communicator, frame.generation)
         if matching is None:
             if frame.space == _CALL and self._router.is_over(frame.communicator, frame.generation):
@@ -96,7 +96,7 @@ class Receiving:
         return self._state.begin(matching)
 
     def _deliver_late(self, frame: Frame, body: bytes) -> None:
-        """Its communicator has opened. Called by the router, without the lock."""
+        """The router calls this without the lock when the communicator opens."""
         try:
             with self._router.lock:
                 self.message(frame, memoryview(body))
@@ -118,7 +118,6 @@ class Receiving:
                 self._state.notice(FrameKind.CREDIT, frame.communicator, frame.generation, length=amount)
 
     def _discard(self, flow: Flow, frame: Frame) -> None:
-        """Its collective is over here."""
         self._state.dropped_frames += 1
         if frame.kind != _EAGER:
             self._state.notice(
@@ -178,8 +177,8 @@ class Receiving:
             self._send_refusal(message, str(error))
 
     def _take_flowing(self, transfers: Iterable[int]) -> list[tuple[Matching, Message]]:
-        """Remove and return the unfinished ones. A message that a late receive completed before the driver reports it
-        is delivered.
+        """Remove and return the unfinished messages. A message that a late receive completed before the driver's report
+        counts as delivered.
         """
         unfinished = []
         for transfer in list(transfers):
@@ -191,7 +190,7 @@ class Receiving:
 
     def fall_back(self, number: int) -> None:
         """Grant the payloads of a lost bulk channel again, on the mesh carrier. Under the lock. The channel no longer
-        touches memory, and the sender holds every payload until its delivery.
+        touches memory, and the sender holds every payload until delivery.
         """
         for _, message in list(self._flowing.values()):
             if message.frame.carrier == number:
@@ -213,7 +212,7 @@ class Receiving:
     # -- Origin ----------------------------------------------------------------------------------------
 
     def grant(self, message: Message, into: memoryview) -> None:
-        """Replaces a lost bulk channel by the mesh carrier."""
+        """Use the mesh carrier instead of a lost bulk channel."""
         frame, number = message.frame, message.frame.carrier
         carrier = self._state.carrier_of(number)
         if carrier is None:
@@ -230,7 +229,6 @@ class Receiving:
         )
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
-        """A lost carrier writes nothing."""
         carrier = self._state.carrier_of(message.frame.carrier)
         if carrier is None:
             return Redirected.UNKNOWN

@@ -1,8 +1,8 @@
-"""Router and NoticeDispatch: frames and control notices find the open generation that they belong to.
+"""Router and NoticeDispatch: deliver frames and control notices to their open generation.
 
-Frames, abort and mismatch notices of a generation that is not open yet are kept, within a bound; progress queries are
-not, because their sender does not wait so long. Those of an ended generation are dropped and counted. Texts of peers
-appear in our errors and are forwarded, so texts and lists are bounded.
+Frames, abort and mismatch notices of a generation that is not open yet are kept, within a bound. Progress queries are
+not: their sender does not wait so long. Those of an ended generation are dropped and counted. Texts and lists of peers
+are bounded, because they appear in our errors and are forwarded.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class NoticeDispatch:
         self.dropped = 0  # notices of generations that are over, or too many to keep
 
     def open(self, communicator: int, generation: int, receive: ReceiveNotice) -> None:
-        """Deliver to `receive`, on the driver thread, without the lock; kept notices now. It must not block."""
+        """Deliver kept notices to `receive` now, later ones on the driver thread. It runs without the lock and must not
+        block.
+        """
         key = communicator, generation
         with self._lock:
             self._open[key] = receive
@@ -73,7 +75,7 @@ class NoticeDispatch:
             receive(sender, notice)
 
     def close(self, communicator: int, generation: int, answer: AnswerQuery | None = None) -> None:
-        """Drop later notices of it and earlier ones; `answer` still answers queries. Idempotent."""
+        """Drop notices of this and earlier generations. `answer` still answers queries. Idempotent."""
         with self._lock:
             if answer is not None:
                 self._answers[communicator, generation] = answer
@@ -84,7 +86,7 @@ class NoticeDispatch:
             self._kept = [each for each in self._kept if not self._is_over(each[1])]
 
     def arrived(self, sender: Link, message: Message) -> None:
-        """Drops messages that concern no communicator."""
+        """Drop messages that concern no communicator."""
         if not isinstance(message, (CallMismatch, CallAborted, ProgressQuery, ProgressReply, CommunicatorClosed)):
             self.dropped += 1
             return
@@ -169,8 +171,8 @@ class Router:
         self._watchers: dict[Callable[[NodeId, NexarError], None], None] = {}  # called when a peer is lost
 
     def on_generation_end(self, callback: Callable[[Matching, NexarError], None]) -> Callable[[], None]:
-        """Call `callback` under the lock when a generation ends. Return an idempotent function that unregisters it,
-        with or without the lock.
+        """Call `callback` under the lock when a generation ends. Return an idempotent unregister function, which needs
+        no lock.
         """
         self._links[callback] = None
         return lambda: self._links.pop(callback, None)
@@ -207,7 +209,7 @@ class Router:
         return matching
 
     def close(self, matching: Matching, error: NexarError) -> None:
-        """Receives raise `error`, later frames are dropped. Idempotent."""
+        """Receives raise `error`; later frames are dropped. Idempotent."""
         with self.lock:
             self._end(matching, error)
         self.deferred_io.flush()
@@ -230,14 +232,14 @@ class Router:
         return list(self._open.values())
 
     def lose(self, peer: NodeId, error: NexarError) -> None:
-        """Tell every communicator. Under the lock."""
+        """Report a lost peer to every communicator. Under the lock."""
         for matching in self.matchings():
             matching.lose(peer, error)
         for callback in list(self._watchers):
             callback(peer, error)
 
     def on_peer_lost(self, callback: Callable[[NodeId, NexarError], None]) -> Callable[[], None]:
-        """Call `callback` under the lock when a peer is lost. Return an idempotent function that unregisters it."""
+        """Call `callback` under the lock when a peer is lost. Return an idempotent unregister function."""
         self._watchers[callback] = None
         return lambda: self._watchers.pop(callback, None)
 
@@ -249,8 +251,8 @@ class Router:
         return matching
 
     def keep(self, owner: object, frame: Frame, deliver: Callable[[], None]) -> bool:
-        """Keep a frame of an unopened generation, or drop one that is over. Under the lock. False if too much is kept
-        for this owner.
+        """Keep a frame of an unopened generation; drop one of an ended one. Return False above the owner's bound. Under
+        the lock.
         """
         if self.is_over(frame.communicator, frame.generation):
             self.stale_frames += 1
@@ -264,7 +266,7 @@ class Router:
         return True
 
     def is_over(self, communicator: int, generation: int) -> bool:
-        """Whether it, or a later one, was open here. Under the lock."""
+        """Whether this generation can no longer open here. Under the lock."""
         return generation < self._over.get(communicator, 0)
 
     def forget(self, owner: object) -> None:
@@ -276,7 +278,7 @@ class Router:
                 del self._unopened[key]
 
     def _drop_superseded(self, communicator: int, generation: int) -> None:
-        """Skipped generations never open."""
+        """Drop frames of skipped generations, which never open."""
         for key in [key for key in self._unopened if key[0] == communicator and key[1] < generation]:
             frames = self._unopened.pop(key)
             self.stale_frames += len(frames)

@@ -39,7 +39,7 @@ _MESSAGES: Final = frozenset({int(Space.TAGGED), int(Space.UNTAGGED), int(Space.
 
 
 class MessageHeader(NamedTuple):
-    """The last seven fields describe a collective."""
+    """Header fields of a message. The last seven describe a collective."""
 
     space: int = Space.UNTAGGED
     tag: int = 0
@@ -144,7 +144,7 @@ class Sending:
     # -- frames of the peer, under the lock --------------------------------------------------------------
 
     def granted(self, frame: Frame) -> None:
-        """If the send was withdrawn, withdraw again: the first WITHDRAW may have overtaken the envelope."""
+        """Start the payload. If the send was withdrawn, withdraw again: WITHDRAW may have overtaken the envelope."""
         send = self._announced.get(frame.transfer)
         if send is not None:
             self._begin_payload(send, frame.carrier)
@@ -152,7 +152,7 @@ class Sending:
             self._withdraw(frame)
 
     def _may_answer(self) -> bool:
-        """A peer that grants repeatedly and reads no answers gets no more."""
+        """False for a peer that grants repeatedly and does not read the answers."""
         carrier = self._state.carrier
         try:
             return carrier is not None and admits(Lane.CONTROL, carrier.queued_bytes(_DATA), HEADER_BYTES)
@@ -160,8 +160,8 @@ class Sending:
             return False  # the carrier reports its loss itself
 
     def _begin_payload(self, send: PostedSend, number: int) -> None:
-        """Under the lock, so that a cancelled send is not lent again. The receiver chooses the carrier: it may notice
-        the loss of a bulk channel first. Then the payload restarts.
+        """Under the lock, so that a cancelled send is not lent again. The receiver chooses the carrier, because it may
+        notice the loss of a bulk channel first. The payload then restarts.
         """
         carrier = self._state.carrier_of(number)
         if carrier is None or (send.flowing and send.frame.carrier == number):
@@ -190,7 +190,7 @@ class Sending:
             send.finish(Cancelled(operation=send.name, reason=reason))
 
     def credited(self, frame: Frame) -> bool:
-        """Continue waiting sends in order. False if the credit is too much."""
+        """Continue waiting sends in order. Return False if the peer returned too much credit."""
         flow = self._state.flows.get(frame.communicator)
         if flow is None or flow.generation != frame.generation:
             return True
@@ -200,7 +200,7 @@ class Sending:
         return True
 
     def allowed(self, frame: Frame) -> None:
-        """Take the credit of the peer's TERMS, and continue waiting sends: nothing else would."""
+        """Apply the credit of the peer's TERMS, and continue waiting sends: nothing else would."""
         self._state.raise_credit(frame.length)
         for flow in self._state.flows.values():
             self._go_on(flow)
@@ -210,7 +210,7 @@ class Sending:
             flow.waiting.popleft()
 
     def unfinished(self) -> list[PostedSend]:
-        """Return unfinished user messages. Under the lock."""
+        """User messages only. Under the lock."""
         waiting = (send for flow in self._state.flows.values() for send in flow.waiting)
         return [send for send in (*waiting, *self._announced.values()) if send.frame.space in _MESSAGES]
 
@@ -230,12 +230,12 @@ class Sending:
         self._deferred_io.flush()
 
     def fail(self, error: NexarError) -> None:
-        """The link is over. Under the lock. A carrier that is closing stops reading, and the peer is told."""
+        """End all sends. Carriers stop reading their memory, and the peer is told. Under the lock."""
         self._end([send for flow in self._state.flows.values() for send in flow.waiting], error)
         self._end(list(self._announced.values()), error)
 
     def close(self, communicator: int, generation: int, error: NexarError) -> None:
-        """The generation is over. Under the lock."""
+        """End the sends of a generation. Under the lock."""
         flow = self._state.flows.get(communicator)
         waiting = list(flow.waiting) if flow is not None and flow.generation == generation else []
         announced = [send for send in self._announced.values() if send.belongs_to(communicator, generation)]
@@ -252,7 +252,6 @@ class Sending:
         return self._state.awaited(missing)
 
     def _stop(self, send: PostedSend) -> None:
-        """The carrier stops reading its memory."""
         carrier = self._state.carrier_of(send.frame.carrier)
         if carrier is not None and send.flowing:
             try:
@@ -261,7 +260,7 @@ class Sending:
                 return  # it has ended, so it reads nothing; it reports its loss itself
 
     def _forget_waiting(self, send: PostedSend) -> None:
-        """Later messages move up, because the receiver would wait for its number."""
+        """Renumber later messages: the receiver would wait for the number of this one."""
         flow = self._state.flows.get(send.frame.communicator)
         if flow is None or send not in flow.waiting:
             return

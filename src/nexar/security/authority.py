@@ -34,14 +34,14 @@ CERTIFICATE_LIFETIME: Final = timedelta(days=365)
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
-    """The key stays in this process."""
+    """Return a new private key, which stays in this process."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def make_credentials(
     node: NodeId, cluster: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> Credentials:
-    """A key with its certificate."""
+    """Return a key with its certificate, as PEM."""
     return Credentials(
         node=node,
         cluster=check_cluster(cluster),
@@ -65,7 +65,7 @@ class Authority:
 
     @classmethod
     def load(cls, exported: bytes) -> Authority:
-        """Inverse of `export`. Raises UsageError, quoting nothing."""
+        """Inverse of `export`. Raise UsageError, quoting nothing."""
         try:
             key, certificate = load_pem_private_key(exported, None), x509.load_pem_x509_certificate(exported)
             certificate.verify_directly_issued_by(certificate)
@@ -77,7 +77,7 @@ class Authority:
         return cls(cluster, key, certificate)
 
     def export(self) -> bytes:
-        """PEM, with the private key: its reader can admit nodes. Never for the wire."""
+        """Return PEM with the private key, which lets its reader admit nodes. Never send it."""
         return _key_pem(self._key) + self.certificate_pem
 
     @property
@@ -87,8 +87,8 @@ class Authority:
     def issue(
         self, node: NodeId, public_key: CertificatePublicKeyTypes, lifetime: timedelta = CERTIFICATE_LIFETIME
     ) -> x509.Certificate:
-        """Certify a node's key for both ends of a connection, no longer than the authority is valid. Raises UsageError
-        if that has expired.
+        """Certify a node's key for both ends of a connection, no longer than the authority is valid. Raise UsageError
+        if the authority has expired.
         """
         lifetime = min(lifetime, self._time_left())
         name = node_name(node, self.cluster)
@@ -189,8 +189,8 @@ _NO_CLUSTER: Final = "provisional"
 
 
 def provisional_credentials(node: NodeId) -> Credentials:
-    """Credentials that nobody trusts, for listening before joining. Their authority is discarded. The node replaces
-    them on the same endpoint, with another key.
+    """Return untrusted credentials, for listening before joining. Their authority is discarded. The node replaces them
+    on the same endpoint, with another key.
     """
     return Authority.create(_NO_CLUSTER).admit(node)
 
@@ -201,7 +201,7 @@ _LONGEST_PAUSE: Final = timedelta(minutes=1)
 
 
 def read_validity(certificate: bytes) -> tuple[datetime, datetime]:
-    """Start and end (UTC) of a PEM certificate, the first of a chain. Raises ForeignCertificate."""
+    """Return start and end (UTC) of the first PEM certificate. Raise ForeignCertificate."""
     try:
         loaded = x509.load_pem_x509_certificate(certificate)
         return loaded.not_valid_before_utc, loaded.not_valid_after_utc
@@ -210,8 +210,8 @@ def read_validity(certificate: bytes) -> tuple[datetime, datetime]:
 
 
 def renew_at(not_before: datetime, not_after: datetime, now: datetime, spread: float) -> datetime:
-    """When to request the next certificate. `spread`, 0 (latest) to 1 (earliest), is drawn once per node. Raises
-    UsageError for another.
+    """Return when to request the next certificate. `spread`, 0 (latest) to 1 (earliest), is drawn once per node. Raise
+    UsageError outside that range.
     """
     if not 0.0 <= spread <= 1.0:
         raise UsageError(f"the spread {spread} is outside 0 to 1")

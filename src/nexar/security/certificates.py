@@ -1,10 +1,10 @@
 """Credentials, certificate identities and signing requests. The TLS handshake verifies trust, not this module.
 
-A node's certificate names it once, as the DNS name `<node as 16 hex digits>.<cluster>.nexar`. Its *fingerprint* is the
-SHA-256 of its public key. A renewal keeps it, so memberships pin it.
+A node's certificate has one DNS name, `<node as 16 hex digits>.<cluster>.nexar`. Its *fingerprint* is the SHA-256 of
+its public key. A renewal keeps the fingerprint, so memberships pin it.
 
-A signing request is PKCS #10, DER. Its signature proves possession of the key, and its node id the intent: nobody can
-have another node's key certified under an own id.
+A signing request is PKCS #10, DER. Its signature proves possession of the key and covers the node id, so no node can
+have another node's key certified under its own id.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nexar.types import NodeId, format_node, parse_node
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """PEM. The key never leaves the process and never shows in a repr."""
+    """Certificates and key, PEM. The key never leaves the process or appears in a repr."""
 
     node: int
     cluster: str
@@ -39,7 +39,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """`authorities` are PEM. `allow_anonymous`: carriers of clients without a certificate are unverified."""
+    """`authorities` are PEM. `allow_anonymous` accepts clients without a certificate; their carriers are unverified."""
 
     authorities: bytes
     allow_anonymous: bool = False
@@ -48,7 +48,7 @@ class Trust:
 _SUFFIX: Final = "nexar"
 # The name is also in the subject's common name, which X.509 limits to 64 characters.
 MAX_CLUSTER_CHARACTERS: Final = 40
-# Everything that reading an untrusted certificate, key or request may raise; half of it is no ValueError.
+# Everything that reading an untrusted certificate, key or request may raise; half of it is not a ValueError.
 UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -78,12 +78,12 @@ class Identity:
 
 
 def node_name(node: NodeId, cluster: str) -> str:
-    """DNS name in a node's certificate."""
+    """Return the DNS name in a node's certificate."""
     return f"{format_node(node)}.{check_cluster(cluster)}.{_SUFFIX}"
 
 
 def check_cluster(cluster: str) -> str:
-    """Raises UsageError if it cannot be part of a name."""
+    """Return `cluster`. Raise UsageError if it cannot be part of a DNS name."""
     if not _CLUSTER.fullmatch(cluster):
         raise UsageError(
             f"{cluster!r} cannot name a cluster; take 1 to {MAX_CLUSTER_CHARACTERS} of a-z, 0-9 and inner hyphens"
@@ -92,7 +92,7 @@ def check_cluster(cluster: str) -> str:
 
 
 def identify(certificate: bytes) -> Identity:
-    """The holder of a DER certificate. Raises ForeignCertificate."""
+    """Return the holder of a DER certificate. Raise ForeignCertificate."""
     loaded = _load(certificate)
     node, cluster = _parse_name(_dns_name(loaded))
     return Identity(node, cluster, fingerprint(_public_key(loaded)))
@@ -104,7 +104,7 @@ def fingerprint(public_key: CertificatePublicKeyTypes) -> bytes:
 
 
 def certificate_fingerprint(certificate: bytes) -> bytes:
-    """Raises ForeignCertificate."""
+    """Raise ForeignCertificate."""
     return fingerprint(_public_key(_load(certificate)))
 
 
@@ -162,14 +162,14 @@ class CertificateRequestRefused(ValueError):
 
 
 def make_request(node: NodeId, key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A DER signing request of `node`."""
+    """Return a DER signing request of `node`."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, format_node(node))])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(Encoding.DER)
 
 
 def read_request(request: bytes, node: NodeId) -> RequestedKey:
-    """The key that `node` wants certified: P-256, P-384 or Ed25519. Raises CertificateRequestRefused."""
+    """Return the key to certify: P-256, P-384 or Ed25519. Raise CertificateRequestRefused."""
     if len(request) > MAX_REQUEST_BYTES:
         raise CertificateRequestRefused(f"it has {len(request)} bytes, more than {MAX_REQUEST_BYTES}")
     try:

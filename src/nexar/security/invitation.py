@@ -1,7 +1,7 @@
 """Invitations from tickets and tokens, and the text format of tickets. Pure.
 
-A ticket carries the seed's addresses, a secret and the fingerprint of the seed's key. A token is a text chosen before
-a seed exists: its holder needs the addresses separately, and only `proof` shows the seed's identity.
+A ticket carries the seed's addresses, a secret and the fingerprint of the seed's key. A token is chosen before a seed
+exists: its holder needs the addresses separately, and only `proof` shows the seed's identity.
 
     nexar1_ … base32, lower case, without padding …
       │        size       2 bytes   of all this, itself and the checksum included
@@ -11,8 +11,8 @@ a seed exists: its holder needs the addresses separately, and only `proof` shows
       │        checksum    4 bytes  CRC-32 of all before it
     format
 
-A double click selects all of it, and no shell interprets it. There is one text per invitation: any other is refused.
-No error quotes any part of the text: a mistyped ticket is still a secret.
+A double click selects a whole ticket, and no shell interprets it. Each invitation has one text: any other is refused.
+No error quotes the text: a mistyped ticket is still a secret.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TOKEN_LABEL: Final = b"nexar cluster token, format 1"
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """Its form is checked, its addresses are not. The repr omits the secret."""
+    """Checks the form, not whether the addresses work. The repr omits the secret."""
 
     addresses: tuple[str, ...]  # where the seed listens, the most promising first
     secret: bytes = field(repr=False)  # proven by both sides, sent by neither
@@ -63,9 +63,7 @@ class Invitation:
 
 
 def invitation_from_token(token: str, addresses: Sequence[str]) -> Invitation:
-    """A trimmed token gives the same secret everywhere. Raises UsageError, without quoting it, if it cannot hold 128
-    bits.
-    """
+    """Trim the token and derive the secret. Raise UsageError, without quoting it, if it cannot hold 128 bits."""
     try:
         accepted = Token().accept(token)
     except ValueRefused:
@@ -94,12 +92,12 @@ _MAX_BYTES: Final = _FIXED_BYTES + MAX_ADDRESSES * (1 + MAX_ADDRESS_CHARACTERS)
 
 
 def make_secret() -> bytes:
-    """From the operating system's generator."""
+    """Return random bytes from the operating system."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def format_ticket(invitation: Invitation) -> str:
-    """Raises UsageError without the seed's fingerprint: a ticket pins the key."""
+    """Raise UsageError without the seed's fingerprint: a ticket pins the key."""
     if invitation.fingerprint is None:
         raise UsageError("a ticket needs the fingerprint of the seed's key; an invitation from a token has none")
     addresses = b"".join(bytes([len(address)]) + address.encode("ascii") for address in invitation.addresses)
@@ -110,7 +108,7 @@ def format_ticket(invitation: Invitation) -> str:
 
 
 def parse_ticket(text: str) -> Invitation:
-    """Ignores surrounding white space. Raises UsageError, without quoting the text."""
+    """Ignore surrounding white space. Raise UsageError, without quoting the text."""
     if not isinstance(text, str):
         raise UsageError(f"a ticket is a text that begins with {_PREFIX}, not a {type(text).__name__}")
     ticket = text.strip()

@@ -2,12 +2,12 @@
 
     proof = HMAC-SHA256(secret, label · role · candidate's nonce · seed's nonce · certificate)
 
-`certificate` is the one the seed's side shows on this connection, as each side sees it. The seed proves first; the
-other side answers only after checking that. If nobody can guess the secret, this prevents:
+`certificate` is the seed side's on this connection, as each side sees it. The seed proves first; the other side checks
+that before it answers. If the secret cannot be guessed, this prevents:
 
-- *Eavesdropping.* The secret is never sent. Offline guessing remains, since every client receives a seed's proof:
-  therefore weak tokens are refused.
-- *Replay.* Each side draws a new nonce per connection and both are in every proof.
+- *Eavesdropping.* The secret is never sent. Every client receives a seed's proof and can guess offline, so weak tokens
+  are refused.
+- *Replay.* Each side draws a new nonce per connection, and every proof covers both.
 - *Relay.* A man in the middle must show its own certificate, so a forwarded proof, which covers the seed's, fails. The
   candidate has then sent nothing that depends on the secret.
 - *Reflection.* The prover's role is in the proof.
@@ -33,12 +33,12 @@ _LENGTH_BYTES: Final = 4
 
 
 def make_nonce() -> bytes:
-    """For one connection, never reused."""
+    """Return a nonce for one connection; never reuse it."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def prove(secret: bytes, role: Role, candidate_nonce: bytes, seed_nonce: bytes, certificate: bytes) -> bytes:
-    """`certificate`: the seed side's, DER. Raises UsageError for a malformed part."""
+    """`certificate`: the seed side's, DER. Raise UsageError for a malformed part."""
     _check(secret, role, candidate_nonce, seed_nonce, certificate)
     parts = (_LABEL, role.encode("ascii"), candidate_nonce, seed_nonce, certificate)
     return hmac.digest(secret, b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts), "sha256")
@@ -47,7 +47,7 @@ def prove(secret: bytes, role: Role, candidate_nonce: bytes, seed_nonce: bytes, 
 def proves(  # noqa: PLR0917 - the proof, then what `prove` takes, in its order
     proof: bytes, secret: bytes, role: Role, candidate_nonce: bytes, seed_nonce: bytes, certificate: bytes
 ) -> bool:
-    """Whether `proof` (any bytes) equals `prove`, in constant time. Raises UsageError."""
+    """Whether `proof` (any bytes) equals `prove`, in constant time. Raise UsageError as `prove`."""
     return hmac.compare_digest(proof, prove(secret, role, candidate_nonce, seed_nonce, certificate))
 
 

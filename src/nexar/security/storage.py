@@ -1,4 +1,4 @@
-"""Private files: only the owner can read them, and readers see the old or the new content, never a part."""
+"""Private files: only the owner can read them, and replacing the content is atomic."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from nexar.errors import UsageError
 
 
 def write_secret_file(path: Path, content: bytes) -> None:
-    """Mode 0600; missing directories get 0700. Durable when it returns.
+    """Write with mode 0600; missing directories get 0700. Durable on return.
 
-    If it raises OSError, the file holds the old content or the new, and no temporary file remains.
+    On OSError the file holds the old or the new content, and no temporary file remains.
     """
     write_private_file(path, content, lasting=True)
     _sync_directory(path.parent)
@@ -31,7 +31,7 @@ def write_private_file(path: Path, content: bytes, *, lasting: bool = False) -> 
 
 @contextmanager
 def private_file(path: Path, *, lasting: bool = False) -> Iterator[BinaryIO]:
-    """As `write_private_file`, for the block. If the block raises, the old content stays."""
+    """As `write_private_file`, at the end of the block. If the block raises, the old content stays."""
     _make_directory(path.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
@@ -47,8 +47,8 @@ def private_file(path: Path, *, lasting: bool = False) -> Iterator[BinaryIO]:
 
 
 def read_secret_file(path: Path) -> bytes:
-    """Raises UsageError with the remedy if others can read or change the file, or own it (root may); OSError
-    as `open`.
+    """Raise UsageError with the remedy if others can read or change the file, or own it (root may); OSError as
+    `open`.
     """
     with open_nonblocking(path) as file:
         _check_private(path, os.fstat(file.fileno()))  # of the open file: the name may refer to another by now
@@ -56,7 +56,7 @@ def read_secret_file(path: Path) -> bytes:
 
 
 def check_directory(directory: Path) -> None:
-    """Raises UsageError with the remedy if others can put files into the directory, or own it (root may). A missing
+    """Raise UsageError with the remedy if others can put files into the directory, or own it (root may). A missing
     directory passes.
     """
     try:
@@ -74,7 +74,7 @@ def check_directory(directory: Path) -> None:
 
 
 def open_nonblocking(path: Path) -> BinaryIO:
-    """A pipe without a writer does not block. Check the open file (fstat) before reading."""
+    """Open without blocking, even a pipe without a writer. Check the open file (fstat) before reading."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)

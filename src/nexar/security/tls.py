@@ -1,7 +1,7 @@
 """TLS contexts for `ssl`: TLS 1.3 only, no resumption, certificates on both sides. Only `Trust.allow_anonymous` permits
-a client without one.
+clients without a certificate.
 
-`ssl` loads private keys from files only, so the key is in a memfd or a private file, for one call.
+`ssl` loads private keys only from files, so the key is in a memfd or a private file during one call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nexar.security.certificates import Credentials, Trust
 
 
 def server_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:
-    """For the accepting side."""
+    """Return the context of the accepting side."""
     context = _begin(ssl.PROTOCOL_TLS_SERVER, credentials, trust)
     context.num_tickets = 0  # nothing is resumed, and a ticket would be an unexpected write
     context.verify_mode = ssl.CERT_OPTIONAL if trust.allow_anonymous else ssl.CERT_REQUIRED
@@ -24,7 +24,7 @@ def server_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:
 
 
 def client_context(credentials: Credentials | None, trust: Trust, *, check_name: bool = True) -> ssl.SSLContext:
-    """For the dialing side. Without authorities the caller must verify."""
+    """Return the context of the dialing side. Without authorities the caller must verify the peer."""
     context = _begin(ssl.PROTOCOL_TLS_CLIENT, credentials, trust)
     context.check_hostname = check_name and bool(trust.authorities)
     context.verify_mode = ssl.CERT_REQUIRED if trust.authorities else ssl.CERT_NONE

@@ -88,8 +88,8 @@ def order_candidates(
 ) -> list[AddressCandidate]:
     """Return the candidates worth dialing, best first; equal ones keep their order.
 
-    By scheme (in the order of `schemes`), then: in `networks`, other numeric ones, names, link-local. Loopback comes
-    first for a peer on this host and is dropped for others.
+    Order: by `schemes`, then addresses in `networks`, other numeric addresses, names, link-local addresses. Loopback
+    comes first for a peer on this host and is dropped otherwise.
     """
     known = [candidate for candidate in dict.fromkeys(candidates) if candidate.scheme in schemes]
     ranked = [(schemes.index(c.scheme), _distance(c.address, networks, same_host=same_host), c) for c in known]

@@ -1,47 +1,47 @@
 """The contract between nexar and its transports: Transport, Carrier, Sink, Acceptor, Waker, Sleeper.
 
-A transport belongs to one node and makes carriers. A carrier is one open, mutually authenticated connection to one peer
+A transport belongs to one node and makes carriers. A carrier is one mutually authenticated connection to one peer
 process. It moves frames (small, copied when sent) and payloads (large, identified by a transfer number that the sending
 link chooses).
 
-Order. Frames arrive in order per (lane, communicator); nothing else is ordered. Frames of a lower lane number are sent
-first. A payload delays frames by at most one chunk.
+Order. Frames arrive in order per (lane, communicator); nothing else is ordered. Lower lanes are sent first. A payload
+delays frames by at most one chunk.
 
-Delivery. Frames and payloads are reliable until the carrier ends. A payload is read directly from the sender's memory
-and written directly into the receiver's, which must expect it before its link asks for it. The sender's credit (links/)
-bounds the frame bytes in flight.
+Delivery. Frames and payloads are reliable until the carrier ends. A payload moves directly from the sender's memory
+into the receiver's. The receiving link must expect it before it asks for it. The sender's credit (links/) bounds the
+frame bytes in flight.
 
 Loss. A carrier ends exactly once: with `carrier_finished` on both sides, or with `carrier_lost` and the reason. After
 that, every method except `abort` raises CarrierLost with the same kind and reason.
 
-Cancellation. `withdraw_payload` cancels a send, `redirect_payload` cancels or moves a receive. After either has
+Cancellation. `withdraw_payload` cancels a send, `redirect_payload` cancels or moves a receive. Once either has
 returned, or the carrier has ended, the carrier no longer touches the old memory. A payload that is incomplete when the
 peer half-closes counts as withdrawn. Frames cannot be cancelled.
 
-Closing. The owner of a carrier (its link) closes it: `finish` half-closes, `abort` ends it at once. A carrier closes
-itself when both sides have finished. `Transport.close` aborts all carriers and ends blocked `connect` calls.
+Closing. The link closes its carrier: `finish` half-closes, `abort` ends it at once. A carrier closes itself when both
+sides have finished. `Transport.close` aborts all carriers and ends blocked `connect` calls.
 
 Threads. One thread at a time, the driver, calls `poll()`, which never blocks: it receives, calls sinks and acceptors,
-and sends queued data. Before it sleeps, the driver calls `prepare_sleep()`; descriptors registered with the Waker end
-the sleep. Any thread may call the methods of a carrier, also from inside a sink. They send at once what the connection
-takes, never block (only `abort` may wait for a running sink call) and never call a sink. `connect` blocks its caller
-and needs no driver.
+and sends queued data. The driver calls `prepare_sleep()` before it sleeps; descriptors registered with the Waker end
+the sleep. Any thread may call the methods of a carrier, also inside a sink. They send at once as much as the connection
+takes and never call a sink. Only `abort` may block, to wait for a running sink call. `connect` blocks its caller and
+needs no driver.
 
-Sinks. The driver calls sinks while it holds no lock of the transport, and never two at a time for one carrier. Once
+Sinks. The driver holds no transport lock while it calls a sink, and makes one call at a time per carrier. Once
 `abort()` has returned to a thread that is not itself inside a sink, the sink is not called again. A sink may call
-`attach` from inside one of its methods: everything that follows goes to the new sink only.
+`attach` from its methods: the new sink gets everything that follows.
 
 Exceptions. An exception from a sink, or from an acceptor that was given a carrier, propagates out of `poll()` (or
-`sleep()`). The carrier is lost with kind `fault`, and its sink, if any, is notified. All others continue at the next
+`sleep()`). That carrier is lost with kind `fault`, and its sink, if any, is notified. The others continue at the next
 poll.
 
 Protocol violations. Bytes that are not a frame, a chunk of an unexpected payload, or a frame above its limit lose the
-carrier with kind `misbehaved`. Memory committed to a peer is proportional to the bytes that have arrived, not to the
-sizes it announces.
+carrier with kind `misbehaved`. The memory committed to a peer is proportional to the bytes received, not to announced
+sizes.
 
-Unverified peers. Until `admit()`, on both sides, a peer that the handshake has not verified may send only FINISH, and
-CONTROL frames on the control lane of at most `unverified.UNVERIFIED_BYTES`. Any other header is a protocol violation
-before a byte of its body is read.
+Unverified peers. Until `admit()`, on both sides, a peer that the handshake has not verified may send only FINISH and,
+on the control lane, CONTROL frames of at most `unverified.UNVERIFIED_BYTES`. Any other header is a protocol violation
+before its body is read.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Peer:
     """The identity that the handshake proved.
 
     `verified` is False only for a joining node (no certificate) and for a dial whose caller verifies the peer itself.
-    The layer above restricts such a carrier to join messages.
+    The layer above restricts such carriers to join messages.
     """
 
     node: int
@@ -113,7 +113,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The peer that a dial must reach: the node id in its certificate and, if known, its pinned key."""
+    """The peer that a dial must reach: its node id and, if known, its pinned key."""
 
     node: int
     fingerprint: bytes | None = None
@@ -163,13 +163,13 @@ class Waker(Protocol):
 
 
 class Sleeper(Waker, Protocol):
-    """What a node's driver sleeps in."""
+    """A Waker in which a node's driver sleeps."""
 
     def sleep(self, timeout: float, spin: float) -> None:
         """Block until a watched descriptor is ready, `wake` is called, or `timeout` seconds have passed.
 
-        The first `spin` seconds are spent polling and yielding if supported. Releases the GIL and runs signal handlers
-        (Ctrl-C raises). May drive its own transport (QUIC does) and so call sinks.
+        Polls and yields for the first `spin` seconds if supported. Releases the GIL and runs signal handlers (Ctrl-C
+        raises). May drive its own transport (QUIC does) and so call sinks.
         """
 
 
@@ -182,12 +182,12 @@ class Carrier(ABC):
 
     @abstractmethod
     def attach(self, sink: Sink) -> None:
-        """Deliver to `sink`. Nothing is read before the first call; later calls are allowed only from inside the
-        current sink.
+        """Deliver to `sink`. Nothing is read before the first call; later calls are allowed only inside the current
+        sink.
         """
 
     def admit(self) -> None:  # noqa: B027 - no effect where every peer is verified
-        """Lift the limits for unverified peers: the layer above has authenticated this one."""
+        """Lift the limits for unverified peers, once the layer above has authenticated this one."""
 
     @abstractmethod
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
@@ -205,7 +205,7 @@ class Carrier(ABC):
     def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
         """Receive the rest of an expected payload into other memory of the same size, or discard it (None).
 
-        Copies the part that has arrived. A discarded payload is not reported. Raises CarrierLost.
+        Copies the received part. A discarded payload is not reported. Raises CarrierLost.
         """
 
     @abstractmethod
@@ -228,8 +228,8 @@ class Carrier(ABC):
     def abort(self, reason: str) -> None:
         """End the carrier now; queued frames may be lost. Idempotent.
 
-        Notifies the peer if that costs nothing. Later calls raise CarrierLost("closed", reason). Waits for a sink call
-        of another thread to return.
+        Notifies the peer if that costs nothing. Waits for a sink call of another thread to return. Later calls raise
+        CarrierLost("closed", reason).
         """
 
     def wake_peer(self) -> None:  # noqa: B027 - most carriers share no memory
@@ -242,10 +242,11 @@ class Carrier(ABC):
 
 @dataclass(frozen=True, slots=True)
 class TransportCapabilities:
-    """Properties of a scheme, by which the layers above treat its carriers. They use names of built-in schemes only to
-    open them, for the bulk channel and in `nexar doctor`.
+    """Properties of a scheme, by which the layers above treat its carriers. The defaults are those of an unknown
+    scheme.
 
-    `transport.registry` has those of every scheme. The defaults are those of an unknown scheme.
+    The layers above name built-in schemes only to open them, for the bulk channel and in `nexar doctor`.
+    `transport.registry` has the capabilities of every scheme.
     """
 
     node_port: Literal["UDP", "TCP"] | None = None
@@ -272,7 +273,7 @@ class Transport(ABC):
         """Use these for new handshakes in both directions. Any thread."""
 
     def expect_peers(self, count: int) -> None:  # noqa: B027 - not all schemes have unauthenticated connections
-        """Set the number of peers that may dial at once, which limits unauthenticated connections. Any thread, also
+        """Set the number of peers that may dial at once, which limits unauthenticated connections. Any thread, even
         after `close`.
         """
 
@@ -286,13 +287,13 @@ class Transport(ABC):
 
     @abstractmethod
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
-        """Dial and authenticate in both directions. Blocks; several threads may call it at once. Ctrl-C interrupts it.
+        """Dial and authenticate in both directions. Blocks; thread-safe. Ctrl-C interrupts it.
 
         Raises ConnectRefused on failure or when the transport is closed, TimeoutError at `deadline` (time.monotonic).
 
-        Where addresses are host:port, `address` may list several, separated by commas, and names may resolve to
-        several. They are dialed in parallel. If all fail, the error has every reason, and `verification` is True if one
-        of them was a rejected certificate.
+        If addresses are host:port, `address` may list several, separated by commas, and names may resolve to several.
+        They are dialed in parallel. If all fail, the error has every reason, and `verification` is True if a
+        certificate was rejected.
         """
 
     @abstractmethod
@@ -318,16 +319,13 @@ class Transport(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """In a forked child: close descriptors, notify nobody, touch nothing shared with the parent. Takes no lock: a
-        thread of the parent may hold it.
+        """In a forked child: close descriptors, notify nobody, touch nothing shared with the parent. Takes no lock,
+        because a thread of the parent may hold it.
         """
 
 
 class _Silent:
-    """Ignores every call.
-
-    An ended carrier that kept its sink would form a reference cycle with it, freed only by the garbage collector.
-    """
+    """Replaces the sink of an ended carrier, which would form a reference cycle with the carrier."""
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None: ...
 

@@ -1,7 +1,7 @@
 """A pool of buffers for payloads whose receive is not posted yet.
 
-Invariant: no two leases share memory, which returns to the pool only when its lease is released and nobody else holds a
-view of it.
+Invariant: no two leases share memory. Memory returns to the pool only when its lease is released and no view of it
+exists.
 
 Large buffers are anonymous mappings: the system commits a page when a byte arrives in it, so an announced length costs
 nothing.
@@ -167,7 +167,7 @@ class BufferPool:
                 free.clear()
 
     def _take_back(self, tier: int, memory: Memory | None) -> None:
-        """`memory` is None if somebody still uses it. The caller holds the lock."""
+        """`memory` is None if it is still in use. The caller holds the lock."""
         self._released += 1
         if memory is None:
             self._shared += 1

@@ -1,6 +1,6 @@
 """Dial all addresses of a peer in parallel; the first to answer wins and the others are cancelled.
 
-The next attempt starts when one fails, else after ADDRESS_STAGGER. No failure ends the dial while another attempt may
+The next attempt starts when one fails, or after ADDRESS_STAGGER. No failure ends the dial while another attempt may
 succeed, not even a rejected certificate: an address may have been reassigned. Everything runs in the dialing thread.
 Names come last, because resolving blocks.
 """
@@ -24,10 +24,11 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 
 class TargetFailed(Exception):
-    """One address failed; another may work. `reason` fits after a colon."""
+    """One address failed; another may work. `reason` fits after a colon. `verification`: the reason is the certificate
+    or its absence.
+    """
 
     def __init__(self, reason: str, *, verification: bool = False) -> None:
-        """`verification`: the reason is the certificate or its absence."""
         super().__init__(reason)
         self.reason = reason
         self.verification = verification
@@ -56,10 +57,11 @@ def dial_in_parallel(
     method: DialMethod[DialTarget, Made],
     advice: str = "",
 ) -> tuple[DialTarget, Made]:
-    """Return the target that answered and what its attempt made.
+    """Return the first target that answered and the result of its attempt.
 
     `address` may list several, separated by commas; `resolve` returns the targets of one (OSError if none). Raises
-    ConnectRefused with all reasons, and with `advice` if a certificate was rejected; TimeoutError if none was.
+    ConnectRefused with all reasons, and with `advice` if a certificate was rejected. Raises TimeoutError at the
+    deadline if none was rejected.
     """
     targets = _targets(address, resolve)
     dial = _ParallelDial(address, deadline, targets, method, advice)

@@ -4,7 +4,7 @@ Invariant: a chunk is accepted only for an expected payload, at exactly the next
 discarded payload is still counted, so that its remaining chunks are recognised.
 
 Completed payloads are remembered so that a late redirect reports COMPLETE. Few suffice, because the caller has not seen
-`payload_arrived` return. A forgotten one counts as UNKNOWN, which no caller treats as complete.
+`payload_arrived` return. No caller treats a forgotten one (UNKNOWN) as complete.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PayloadTable:
         return Redirected.MOVED
 
     def begin(self, frame: Frame, arrived: memoryview) -> int | None:
-        """Start a chunk, part of which was read. Returns the transfer if it is complete."""
+        """Start a chunk of which `arrived` was read. Returns the transfer if it is complete."""
         payload = self._expected.get(frame.transfer) or self._discarded.get(frame.transfer)
         _check_size(frame, payload)
         self._current, self._transfer, self.missing = payload, frame.transfer, frame.body

@@ -1,11 +1,11 @@
-"""The transports by scheme, and the wrapper around transports of other packages.
+"""The transports by scheme, and the wrapper around third-party transports.
 
 Other packages add a transport with an entry point of the group `nexar.transports`. Its name is the scheme; its object
 is a callable `(waker, credentials, trust)` that returns a `nexar.transport.base.Transport`. Nodes whose setting
-`transports` names it use it. nexar's own schemes cannot be replaced.
+`transports` names it use it. Built-in schemes cannot be replaced.
 
-If it raises while driven, all waiting calls of the node raise TransportFailed: nobody knows what the transport lost,
-and a link uses all its carriers as one.
+If it raises while driven, all waiting calls of the node raise TransportFailed: the lost data is unknown, and a link
+uses all its carriers as one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class TransportFailed(UsageError):
 
 
 class ThirdPartyTransport(Transport):
-    """Raises TransportFailed for the exceptions of a third-party transport, which are logged once. Carriers are not
+    """Logs the first exception of a third-party transport and raises TransportFailed for each. Carriers are not
     wrapped.
     """
 
     def __init__(
         self, inside: Transport, capabilities: TransportCapabilities, explain: Callable[[BaseException], str]
     ) -> None:
-        """`explain` makes the message that names the package."""
+        """`explain` returns a message that names the package."""
         self.scheme = inside.scheme
         self.capabilities = capabilities
         self.inside = inside
@@ -193,12 +193,12 @@ def opened_on_request() -> tuple[str, ...]:
 
 
 def why_not_opened(scheme: str) -> str | None:
-    """Return what to do instead of naming this built-in scheme in the setting; None if a node opens it."""
+    """Return what to do instead of naming this built-in scheme in the setting; None if it may be named."""
     return _BUILTIN[scheme].not_opened
 
 
 def capabilities_of(scheme: str) -> TransportCapabilities:
-    """Return what the transport of this scheme declares, the defaults if this process does not know it. Fast."""
+    """Return the capabilities of this scheme, the defaults if this process does not know it. Fast."""
     return _declared.get(scheme, _UNKNOWN)
 
 
@@ -210,12 +210,12 @@ def node_port_schemes() -> dict[str, str]:
 
 
 def tcp_scheme(schemes: Iterable[str]) -> str | None:
-    """Return the one of these schemes that listens at the node's TCP port, None if there is none."""
+    """Return the scheme that listens at the node's TCP port, or None."""
     return next((scheme for scheme in schemes if capabilities_of(scheme).node_port == "TCP"), None)
 
 
 def is_installed(scheme: str) -> bool:
-    """Return False if the scheme needs the native package and that is not installed."""
+    """Return False if the scheme needs the native package and it is not installed."""
     return scheme not in _BUILTIN or not _BUILTIN[scheme].needs_native or native_installed()
 
 
@@ -227,7 +227,7 @@ def why_unavailable(scheme: str) -> str | None:
 
 def load(scheme: str) -> Factory:
     """Return the factory of this scheme's transport. Raises UsageError if there is none or its package cannot be
-    loaded, ImportError if one of nexar's own cannot be used.
+    loaded, ImportError if a built-in one cannot be used.
     """
     if scheme in _BUILTIN:
         return cast(Factory, _import(_BUILTIN[scheme].factory))
@@ -270,7 +270,7 @@ _DECLARABLE: Final = ("closes_on_death", "shows_life")
 
 
 def _checked(point: EntryPoint, declared: object) -> TransportCapabilities:
-    """Raises UsageError for capabilities of another type, and for those that only nexar's own transports may have."""
+    """Raises UsageError for another type, and for capabilities reserved for built-in transports."""
     if not isinstance(declared, TransportCapabilities):
         raise _broken(point, TypeError(f"its capabilities are {declared!r}, not a TransportCapabilities"))
     given = {name: getattr(declared, name) for name in _DECLARABLE}
@@ -303,7 +303,7 @@ def _third_party() -> dict[str, EntryPoint]:
 def log_unhandled(whose: str, fault: Exception) -> str:
     """Log that a message of `whose` raised `fault`. Returns the reason for ending its connection.
 
-    Only for the `except` block that ends the connection: a message that raises must affect no other peer.
+    Only for the `except` block that ends the connection, so that the message affects no other peer.
     """
     reason = f"its message could not be handled: {type(fault).__name__}: {fault}"
     _log.error("%s loses its connection: %s", whose, reason, exc_info=fault)

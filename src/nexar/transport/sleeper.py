@@ -1,8 +1,8 @@
 """The sleep of a node's driver, with `select.poll` and a wakeup descriptor.
 
-A wake is never lost and costs a system call only if a thread sleeps: `wake` sets the flag, then checks whether a thread
-sleeps; `sleep` announces itself, then checks the flag. Only a sleep that returns normally clears the flag, so Ctrl-C
-leaves the wake for the next one.
+No wake is lost, and a wake costs a system call only if a thread sleeps: `wake` sets the flag, then checks for a
+sleeper; `sleep` announces itself, then checks the flag. Only a sleep that returns normally clears the flag, so Ctrl-C
+leaves the wake for the next sleep.
 
 `poll` copies its list of descriptors on entry, so a change of the list ends the sleep.
 """
@@ -39,7 +39,7 @@ class PollSleeper:
         self._lock = RLock()
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
-        """Without any event the descriptor is unwatched."""
+        """Unwatches the descriptor if no event is given."""
         events = (select.POLLIN if readable else 0) | (select.POLLOUT if writable else 0)
         if not events:
             return self.unwatch(descriptor)
@@ -126,7 +126,7 @@ class _Wakeup(Protocol):
 
 
 class _EventWakeup:
-    """Linux: an eventfd."""
+    """Linux."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -147,7 +147,7 @@ class _EventWakeup:
 
 
 class _SocketWakeup:
-    """Other systems: a socket pair."""
+    """Systems without eventfd."""
 
     def __init__(self) -> None:
         self._outside, self._inside = socket.socketpair()

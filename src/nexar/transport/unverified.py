@@ -1,4 +1,4 @@
-"""Limits for peers that are not authenticated: allowed frames, number of connections; advice for rejected certificates.
+"""Limits for unauthenticated peers: allowed frames and number of connections. Also advice for rejected certificates.
 
 The header is checked before memory is committed for the body, so an unverified peer gets the memory of one small
 message.
@@ -126,7 +126,7 @@ class PendingConnections:
         return Placement(True, displaced)
 
     def set_deadline(self, connection: int, deadline: float) -> None:
-        """No effect if it is not pending."""
+        """No effect if the connection is not pending."""
         pending = self._pending.get(connection)
         if pending is None:
             return
@@ -137,17 +137,17 @@ class PendingConnections:
             heapify(self._deadlines)
 
     def shorten(self, connection: int, deadline: float) -> None:
-        """Like `set_deadline`, but never extends it."""
+        """Like `set_deadline`, but never extends the deadline."""
         pending = self._pending.get(connection)
         if pending is not None and deadline < pending.deadline:
             self.set_deadline(connection, deadline)
 
     def leave(self, connection: int) -> None:
-        """No effect if it is not pending."""
+        """No effect if the connection is not pending."""
         self._pending.pop(connection, None)
 
     def displace_one(self, now: float) -> int | None:
-        """Remove and return one connection, or None, because a resource is short."""
+        """Remove and return one connection because a resource is short; None if none is pending."""
         if not self._pending:
             return None
         weights = self._weights(Counter(each.source for each in self._pending.values()))
@@ -199,7 +199,9 @@ class PendingConnections:
 
     @staticmethod
     def _weights(counts: Counter[ConnectionSource]) -> dict[ConnectionSource, tuple[int, int]]:
-        """Return the connections per network and address; the source with the larger pair loses one first."""
+        """Return (connections of the network, of the address) by source; the source with the larger pair loses one
+        first.
+        """
         networks: Counter[str] = Counter()
         for source, count in counts.items():
             networks[source.network] += count
@@ -210,7 +212,7 @@ class PendingConnections:
 
 
 def source_of(address: str) -> ConnectionSource:
-    """Text that is not host:port is its own source."""
+    """Return the source; text that is not host:port is its own source."""
     try:
         host, _ = parse_address(address)
         numeric = ipaddress.ip_address(host)

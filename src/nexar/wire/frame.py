@@ -1,8 +1,7 @@
 """The frame header, and FrameReader and next_frame, which find frames in a byte stream.
 
 A frame is HEADER_BYTES of header and `body` bytes. So a reader can skip an unknown kind, and rejects an oversized frame
-before it allocates memory. `length` is the size of the message's array, which is in the body of EAGER, and follows
-ENVELOPE as a payload.
+before it allocates memory. `length` is the size of the message's array: in the body of EAGER, a payload after ENVELOPE.
 """
 
 from __future__ import annotations
@@ -175,8 +174,8 @@ _ZEROS: Final = (0,) * 16  # the fields from `carrier` to `message`, unused in a
 
 
 def next_frame(buffer: Bytes, start: int, end: int, decode: Decode = decode) -> tuple[Frame, int, int] | int:
-    """Return the frame at `start` and the bounds of its body, or the number of missing bytes: of the header, then of
-    the frame. Raise FrameError.
+    """Return the frame at `start` and the bounds of its body, or the number of bytes missing from the header or the
+    frame. Raise FrameError.
     """
     body = start + HEADER_BYTES
     if body > end:
@@ -199,12 +198,12 @@ def encode_finish(count: int) -> bytes:
 class FrameReader:
     """The receiving end of one byte stream (tls). Driver only.
 
-    Write to `room()`, call `filled()`, then `next()` until None. The buffer grows only when full of arrived bytes, not
-    because of an announced size, up to MAX_BUFFER_BYTES. After a FrameError every call raises: a stream cannot be
+    Write to `room()`, call `filled()`, then `next()` until None. The buffer grows up to MAX_BUFFER_BYTES, and only when
+    full of arrived bytes, not because of an announced size. After a FrameError every call raises: a stream cannot be
     realigned.
 
     Only a CHUNK is returned incomplete: the caller reads the missing `frame.body - len(body)` bytes from its socket
-    into place, before it calls `room()` again.
+    before it calls `room()` again.
     """
 
     __slots__ = ("_end", "_first_bytes", "_pending", "_start", "_view", "decode")
@@ -249,7 +248,7 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Not 0 at the end of a cut stream."""
+        """Not 0 at the end of a truncated stream."""
         return self._end - self._start
 
     @property

@@ -1,7 +1,7 @@
 """The hello, which each side of a connection sends first: protocol version, node id, role, capabilities.
 
-Magic and version precede the MessagePack, also in join messages: versions that understand nothing else detect the
-mismatch. Another frame version fails earlier, with a FrameError.
+Magic and version precede the MessagePack, also in join messages, so every version detects a mismatch. Another frame
+version fails earlier, with a FrameError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The header of a relayed frame: its route, and its position in an end-to-end order.
 
-A RELAY frame's body is this header, the route and the carried bytes. The route lists every node (not rank, which may
-change) from source to destination, none twice: a frame cannot loop.
+A RELAY frame's body is this header, the route and the carried bytes. The route lists every node from source to
+destination, none twice, so a frame cannot loop. It names nodes, because ranks may change.
 """
 
 from __future__ import annotations

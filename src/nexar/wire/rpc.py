@@ -1,7 +1,7 @@
 """Bodies of remote calls and their answers.
 
 A body is a head, the sizes of its pieces, a text (the function's name, or an error) and the pieces of an encoded value.
-If there are several, each starts aligned, so that a large array can be used in place.
+Several pieces are aligned, so that a large array can be used in place.
 """
 
 from __future__ import annotations

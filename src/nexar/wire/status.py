@@ -1,7 +1,7 @@
 """Status reports of members to the seed, and the pages of the seed's status board.
 
-Times are ages in seconds, because the clocks of two hosts cannot be compared. Every text, list and number is bounded,
-and text is one printable line, so a lying member can fill only its own row.
+Times are ages in seconds, because clocks of two hosts cannot be compared. Every text, list and number is bounded, and
+text is one printable line, so a lying member can fill only its own row.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def encode_status_report(report: StatusReport) -> bytes:
 
 
 def decode_status_report(body: bytes) -> StatusReport | None:
-    """Return None for invalid bytes, which do not cost the member its session."""
+    """Return None for invalid bytes: they do not end the member's session."""
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
 """Restrict text from other nodes to printable lines.
 
-`line` and ONE_LINE exclude every invisible character, also direction overrides and zero-width ones, with which a member
-could imitate another's row.
+`line` and ONE_LINE exclude invisible characters, also direction overrides and zero-width ones: a member could use them
+to imitate another's row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `nexar bench`, and sizes as they are typed (`8`, `64K`, `128M`)."""
+"""The command `nexar bench`, and the parser for sizes (`8`, `64K`, `128M`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORM: Final = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes. ConfigError names the option."""
+    """Return bytes. Raises ConfigError, which names the option."""
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise ConfigError(variable=option, value=text, allowed="a number of bytes, or one with K, M or G (1024)")
@@ -32,7 +32,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def series(begin: int, end: int, factor: float) -> Iterator[int]:
-    """From `begin` to `end`, growing by `factor`."""
+    """Return sizes from `begin` to `end`, growing by `factor`."""
     if factor <= 1:
         raise ConfigError(variable="-f", value=factor, allowed="a number above 1")
     if not 0 < begin <= end:
@@ -132,7 +132,6 @@ def bench(
 
 
 def _chosen(what: list[str], ranks: int) -> tuple[str, ...]:
-    """`all`: the measures that so many ranks can do."""
     unknown = [name for name in what if name not in MEASURES and name != ALL]
     if unknown:
         raise UsageError(f"unknown measure {unknown[0]}; give {_WHAT}")

@@ -31,7 +31,7 @@ from nexar.launch.plan import without_outer_launch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSetup:
-    """Which systems are started, and where."""
+    """The systems to start, and their hosts."""
 
     ranks: int
     hosts: int
@@ -42,7 +42,7 @@ class BenchSetup:
 
 
 def run(request: BenchRequest, setup: BenchSetup) -> bool:
-    """Whether all results of nexar were right. UsageError, SystemFailed."""
+    """Return whether all results of nexar were right. Raises UsageError, SystemFailed."""
     with ExitStack() as stack:
         hosts = stack.enter_context(opened_hosts(setup.hosts, setup.mtu))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nexar-bench-")))
@@ -106,7 +106,7 @@ class LaunchedRanks:
 
 
 def run_inside(request: BenchRequest) -> bool:
-    """Rank 0 directs the others and prints. Whether all results were right, as far as this rank knows."""
+    """Rank 0 directs the others and prints. Returns whether all results that this rank knows were right."""
     options = request.options
     with init() as comm:
         if not options.root < comm.size:
@@ -124,7 +124,7 @@ def run_inside(request: BenchRequest) -> bool:
 
 
 def _serve(comm: Communicator, reply_timeout: float) -> None:
-    """Between two orders rank 0 waits for every reply, each at most `reply_timeout`."""
+    """Between two orders rank 0 waits at most `reply_timeout` for each reply."""
     system = NexarSystem(comm)
     while line := comm.recv(source=0, tag=_ORDERS, timeout=reply_timeout * comm.size).tobytes():
         reply = measure(system, parse_order(line)).line()

@@ -1,9 +1,9 @@
 """Measures one block of calls on one rank, and checks results. Runs in the ranks of every system.
 
-Element j of rank r is a small number that depends on (j + r) alone and repeats, so an array is compared with six
+Element j of rank r is a small number that depends on (j + r) alone and repeats, so checking compares an array with six
 numbers. Their sums are exact in every dtype; an average may be one rounding off.
 
-A rank without an order sleeps in a read, because spinning would take a core from the system that measures.
+A rank without an order sleeps in a read, because spinning would take a core from the measuring system.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ OPERATIONS: Final = tuple(_FOLDS)
 
 
 def steady_value(op: str) -> int:
-    """A fixed point of the reduction, so that repeated calls never overflow."""
+    """Return a fixed point of the reduction, so that repeated calls never overflow."""
     return 0 if op in ("sum", "bxor", "lxor") else 1
 
 
 def fill(array: Values, rank: int, op: str) -> None:
-    """Set the known values of a rank."""
+    """Write this rank's known values."""
     _rows(array)[...] = _of_rank(rank, 0, op)
     rest = array.size % PERIOD
     array[array.size - rest :] = _of_rank(rank, 0, op)[:rest]
 
 
 def count_wrong(target: Values, order: BenchOrder, rank: int, ranks: int) -> int:
-    """Elements that differ from the expected result."""
+    """Count elements that differ from the expected result."""
     blocks = _expected(order, rank, ranks)
     return sum(
         _differing(block, expected, exact=order.op != "avg")
@@ -102,7 +102,7 @@ TimedCall = Callable[[], object]
 
 
 class Unsupported(Exception):
-    """This system does not support the order."""
+    """The system does not support the order."""
 
 
 class System(Protocol):
@@ -115,7 +115,7 @@ class System(Protocol):
     def barrier(self) -> None: ...
 
     def bind(self, order: BenchOrder, source: NDArray[Any], target: NDArray[Any]) -> TimedCall:
-        """One call on this memory. `Unsupported` if there is no such operation."""
+        """Return one call on this memory. Raises Unsupported if the system lacks the operation."""
 
 
 def measure(system: System, order: BenchOrder) -> BenchReply:
@@ -170,7 +170,7 @@ def _holds_result(order: BenchOrder, rank: int) -> bool:
 
 
 def _memory(order: BenchOrder, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Written, because untouched memory is one shared page and reads too fast."""
+    """Allocate and write: untouched memory is one shared page, which reads too fast."""
     dtype = dtype_named(order.dtype)
     source, target = (np.empty(count, dtype) for count in MEASURES[order.measure].counts(order.count, ranks))
     source.fill(0)
@@ -179,7 +179,7 @@ def _memory(order: BenchOrder, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Of NumPy or ml_dtypes; else `Unsupported`."""
+    """Return a dtype of NumPy or ml_dtypes. Raises Unsupported."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -194,7 +194,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def serve(system: System, path: str) -> None:
-    """Measure for the command at this Unix socket, until it closes the connection."""
+    """Serve orders from this Unix socket until the command closes it."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         line.sendall(RankHello(rank=system.rank, version=system.version).line())

@@ -1,4 +1,4 @@
-"""What can be measured, as nccl-tests counts it, and the JSON lines between the command and ranks. Pure.
+"""The measures, counted as in nccl-tests, and the JSON lines between the command and ranks. No I/O.
 
 `count`: elements of one rank's share if the data is spread over the ranks, else all. `size`: bytes of the larger side.
 """
@@ -36,7 +36,7 @@ class Measure:
         return count * itemsize * (ranks if self.spread else 1)
 
     def busbw_factor(self, ranks: int) -> float:
-        """Turns algbw into the bandwidth of each rank's wire."""
+        """Factor from algbw to the bandwidth of each rank's wire."""
         if self.name == "all_reduce":
             return 2 * (ranks - 1) / ranks
         return (ranks - 1) / ranks if self.spread else 1.0
@@ -48,7 +48,7 @@ class Measure:
         return 2 if self.name == "p2p-latency" else 1
 
     def counts(self, count: int, ranks: int) -> tuple[int, int]:
-        """Elements of (source, target); in place: only a target."""
+        """Elements of (source, target); in place there is only a target."""
         whole = count * ranks
         return {
             "all_reduce": (0, count),
@@ -66,7 +66,7 @@ class Measure:
 
 
 def window(size_bytes: int) -> int:
-    """Messages in flight: at most 64, and bounded in bytes."""
+    """Return the number of messages in flight: at most 64, and bounded in bytes."""
     return max(1, min(MOST_IN_WINDOW, WINDOW_BYTES // max(1, size_bytes)))
 
 
@@ -109,7 +109,7 @@ class BenchOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReply:
-    """What one rank measured."""
+    """One rank's measurements."""
 
     nanoseconds: tuple[int, ...] = ()
     """Of each call; empty from a rank that took no part."""
@@ -133,16 +133,16 @@ class RankHello:
 
 
 def parse_order(line: bytes | str) -> BenchOrder:
-    """Reverse of `BenchOrder.line`."""
+    """Inverse of `BenchOrder.line`."""
     return BenchOrder(**json.loads(line))
 
 
 def parse_reply(line: bytes | str) -> BenchReply:
-    """Reverse of `BenchReply.line`."""
+    """Inverse of `BenchReply.line`."""
     facts: dict[str, Any] = json.loads(line)
     return BenchReply(nanoseconds=tuple(facts["nanoseconds"]), wrong=facts["wrong"], problem=facts["problem"])
 
 
 def parse_hello(line: bytes | str) -> RankHello:
-    """Reverse of `RankHello.line`."""
+    """Inverse of `RankHello.line`."""
     return RankHello(**json.loads(line))

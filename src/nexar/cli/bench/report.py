@@ -41,7 +41,7 @@ class Figure:
 
 
 def figure(system: str, measure: Measure, count: int, itemsize: int, blocks: Sequence[Sequence[BenchReply]]) -> Figure:
-    """From every block's replies, by rank."""
+    """Compute the figure from the replies, by block and rank."""
     ranks = len(blocks[0])
     messages = measure.messages(count, itemsize)
     slowest = [max((reply.nanoseconds for reply in block if reply.nanoseconds), key=median) for block in blocks]
@@ -62,12 +62,12 @@ def figure(system: str, measure: Measure, count: int, itemsize: int, blocks: Seq
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Smallest value that at least this share does not exceed."""
+    """Return the smallest value that at least this share does not exceed."""
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
 def iterations_for(call_seconds: float, seconds: float, least: int, most: int = 20_000) -> int:
-    """Calls that take so long, within bounds."""
+    """Return how many calls take `seconds`, within bounds."""
     return max(least, min(most, round(seconds / max(call_seconds, 1e-9))))
 
 
@@ -118,18 +118,18 @@ class BenchRow:
 def rows(
     systems: Mapping[str, Ranks], measure: Measure, sizes: Sequence[int], options: MeasureOptions, ranks: int
 ) -> Iterator[BenchRow]:
-    """Yields each row once measured."""
+    """Yield each row once measured."""
     for count in counts(measure, sizes, options, ranks):
         yield row(systems, measure, count, options, ranks)
 
 
 def counts(measure: Measure, sizes: Sequence[int], options: MeasureOptions, ranks: int) -> tuple[int, ...]:
-    """Of all rows; sizes with the same count are measured once."""
+    """Return the counts of all rows; sizes with the same count are measured once."""
     return tuple(dict.fromkeys(measure.count(size, options.itemsize, ranks) for size in sizes))
 
 
 def row(systems: Mapping[str, Ranks], measure: Measure, count: int, options: MeasureOptions, ranks: int) -> BenchRow:
-    """Each system once, to learn a call's duration; then in turns."""
+    """Measure each system once, to learn a call's duration; then in turns."""
     first = BenchOrder(
         measure=measure.name,
         count=count,
@@ -168,7 +168,6 @@ def row(systems: Mapping[str, Ranks], measure: Measure, count: int, options: Mea
 
 
 def _order_for(name: str, order: BenchOrder, options: MeasureOptions) -> BenchOrder:
-    """Only nexar's algorithm can be chosen."""
     return replace(order, algorithm=options.algorithm) if name == "nexar" else order
 
 
@@ -226,7 +225,7 @@ def table_line(row: BenchRow, others: Sequence[str]) -> str:
 
 
 def table_notes(rows: Sequence[BenchRow]) -> list[str]:
-    """What systems do not support, and wrong results."""
+    """Return notes on unsupported orders and wrong results."""
     problems = {f"# {row.measure}: {name}: {why}" for row in rows for name, why in row.problems.items()}
     wrong = {
         f"# {row.measure} of {row.size_bytes} B: {found.wrong} elements of {found.system} are wrong"
@@ -238,13 +237,13 @@ def table_notes(rows: Sequence[BenchRow]) -> list[str]:
 
 
 def speed_ratio(row: BenchRow, other: str) -> str:
-    """How many times faster nexar is."""
+    """Return how many times faster nexar is."""
     ours, theirs = row.figures.get(NEXAR), row.figures.get(other)
     return "-" if ours is None or theirs is None else f"{theirs.time_us / ours.time_us:.2f}"
 
 
 def results_json(facts: Mapping[str, object], rows: Sequence[BenchRow]) -> str:
-    """All rows, with `facts`."""
+    """Return all rows and `facts`."""
     return json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1)
 
 
@@ -270,7 +269,7 @@ _PLOT_TIMEOUT = 120.0
 
 
 def plot_interpreter(peers: Path) -> str:
-    """UsageError if no interpreter has matplotlib."""
+    """Raises UsageError if no interpreter has matplotlib."""
     if importlib.util.find_spec("matplotlib") is not None:
         return sys.executable
     python = peers / "gloo" / "bin" / "python"
@@ -280,7 +279,7 @@ def plot_interpreter(peers: Path) -> str:
 
 
 def draw_plot(python: str, results: str, path: Path) -> None:
-    """The file's suffix is the format. UsageError."""
+    """The file's suffix selects the format. Raises UsageError."""
     program = [python, str(plot.__file__), str(path)]
     done = subprocess.run(program, input=results, capture_output=True, text=True, check=False, timeout=_PLOT_TIMEOUT)
     if done.returncode:
@@ -321,7 +320,7 @@ class BenchReport:
         self._others = [system.name for system in systems if system.name != NEXAR]
 
     def measure(self, systems: Mapping[str, Ranks]) -> bool:
-        """Whether all results of nexar were right."""
+        """Return whether all results of nexar were right."""
         self._print(*(f"# {line}" for line in self._introduction()))
         with advancing("measuring", self._row_count()) as advance:
             found = list(self._measured(systems, advance))

@@ -1,4 +1,4 @@
-"""Where ranks run, how each system's ranks are started, and the running ranks.
+"""Hosts, the start of each system's ranks, and the running ranks.
 
 Hosts are this machine, or two network namespaces on it, joined by virtual Ethernet. Each system gets the fastest known
 flags.
@@ -27,7 +27,7 @@ _COMMAND_TIMEOUT: Final = 30.0
 
 
 class BenchHost(NamedTuple):
-    """Where processes are started, and their address."""
+    """A place to start processes, and its address."""
 
     prefix: tuple[str, ...] = ()
     """Put before a command to run it there."""
@@ -37,7 +37,7 @@ class BenchHost(NamedTuple):
 
 @contextmanager
 def opened_hosts(count: int, mtu: int) -> Iterator[tuple[BenchHost, ...]]:
-    """This machine, or two hosts, removed after the block. UsageError."""
+    """Yield this machine, or two hosts that are removed after the block. Raises UsageError."""
     if count == 1:
         yield (BenchHost(),)
         return
@@ -82,7 +82,7 @@ OTHER_SYSTEMS: Final = ("gloo", "openmpi", "mpich")
 
 @dataclass(frozen=True, slots=True)
 class ProcessStart:
-    """One process to start: a rank or a launcher."""
+    """A rank or a launcher to start."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class ProcessStart:
 
 @dataclass(frozen=True, slots=True)
 class SystemPlan:
-    """How a system's ranks are started."""
+    """The processes of one system."""
 
     name: str
     starts: tuple[ProcessStart, ...]
@@ -101,7 +101,7 @@ class SystemPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemSettings:
-    """What all systems of one run share."""
+    """Settings shared by all systems of one run."""
 
     hosts: tuple[BenchHost, ...]
     ranks: int
@@ -119,12 +119,12 @@ class SystemSettings:
         return self.ranks > self.cores
 
     def line(self, name: str) -> str:
-        """A system's Unix socket."""
+        """Return the path of a system's Unix socket."""
         return str(self.folder / f"{name}.socket")
 
 
 def plan_nexar(setting: SystemSettings, variables: Mapping[str, str]) -> SystemPlan:
-    """With two hosts also a seed on the first."""
+    """With two hosts the plan includes a seed on the first."""
     flags = " ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
     each = setting.ranks // len(setting.hosts)
     nexar = (setting.python, "-m", "nexar")
@@ -138,7 +138,7 @@ def plan_nexar(setting: SystemSettings, variables: Mapping[str, str]) -> SystemP
 
 
 def plan_other(name: str, setting: SystemSettings) -> SystemPlan:
-    """UsageError if not installed, or impossible on these hosts."""
+    """Raises UsageError if the system is not installed, or impossible on these hosts."""
     if name not in OTHER_SYSTEMS:
         raise UsageError(f"--against {name}: there is no such system; known: {', '.join(OTHER_SYSTEMS)}")
     python = setting.peers / name / "bin" / "python"
@@ -199,7 +199,7 @@ _TAIL_LINES: Final = 15
 
 
 class SystemFailed(Exception):
-    """Ranks did not start, died, or were late. Has their output."""
+    """Ranks did not start, died, or were late. Contains their output."""
 
 
 class SystemRanks:
@@ -236,7 +236,7 @@ class SystemRanks:
         self._stack.close()
 
     def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]:
-        """By rank. `SystemFailed` if one is late."""
+        """Return the replies by rank. Raises SystemFailed if one is late."""
         deadline = time.monotonic() + reply_timeout
         for line in self._sockets:
             line.send(order.line())

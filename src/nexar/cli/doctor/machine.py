@@ -32,7 +32,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 def try_round_trip(scheme: str, config: Config) -> RoundTrip:
-    """Over loopback, or through shared memory. Returns a failure, never raises."""
+    """Use loopback or shared memory. Returns a failure, never raises."""
     missing = why_unavailable(scheme)
     if missing is not None:
         is_memory = capabilities_of(scheme).shares_memory

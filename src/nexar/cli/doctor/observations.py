@@ -1,4 +1,4 @@
-"""What a doctor observes, and the messages between doctors. Pure.
+"""The observations of a doctor, and the messages between doctors. No I/O.
 
 Messages are bodies of CONTROL frames on their own connection: other nodes close it.
 """
@@ -32,7 +32,7 @@ class Attachment(msgspec.Struct, frozen=True):
 
 
 class RoundTrip(msgspec.Struct, frozen=True):
-    """Over a new connection."""
+    """A round trip over a new connection."""
 
     scheme: str
     round_trip: float | None = None
@@ -41,7 +41,7 @@ class RoundTrip(msgspec.Struct, frozen=True):
 
 
 class ListenPort(msgspec.Struct, frozen=True):
-    """UDP and TCP; `problem` if it cannot listen."""
+    """A port for UDP and TCP; `problem` if listening fails."""
 
     address: str = ""
     advertised: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class FreeSpace(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """None: no limit, or unknown."""
+    """System limits. None: no limit, or unknown."""
 
     open_files: int | None = None
     most_open_files: int | None = None
@@ -68,7 +68,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """One host, as a process on it sees it."""
+    """One host, as a process sees it."""
 
     name: str
     host: str
@@ -89,7 +89,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """One rank has dialed another over one transport."""
+    """One rank's dial of another over one transport."""
 
     source: Rank
     dest: Rank
@@ -106,7 +106,7 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 class DoctorReport(msgspec.Struct, frozen=True):
-    """The observations of one rank."""
+    """One rank's observations."""
 
     rank: Rank
     machine: Machine
@@ -118,7 +118,7 @@ class DoctorReport(msgspec.Struct, frozen=True):
 
 
 class DoctorFinding(msgspec.Struct, frozen=True):
-    """If it is not `needed`, it would only help."""
+    """A change to make. Without `needed` it only helps."""
 
     text: str
     needed: bool = True
@@ -148,7 +148,7 @@ class ReportMessage(_Base, frozen=True, tag="hand"):
 
 
 class ConclusionMessage(_Base, frozen=True, tag="conclude"):
-    """From rank 0, when it has all reports or stops waiting. Then all may leave."""
+    """Sent by rank 0 when it has all reports or stops waiting. Then all may leave."""
 
     findings: tuple[DoctorFinding, ...]
 
@@ -159,16 +159,16 @@ _decoder: Final[msgspec.msgpack.Decoder[ProbeMessage]] = msgspec.msgpack.Decoder
 
 
 class NotAProbeMessage(ValueError):
-    """Not from a doctor."""
+    """The bytes are not from a doctor."""
 
 
 def encode_probe(message: ProbeMessage) -> bytes:
-    """The body of a frame."""
+    """Return the body of a frame."""
     return msgspec.msgpack.encode(message)
 
 
 def decode_probe(body: bytes | bytearray | memoryview) -> ProbeMessage:
-    """NotAProbeMessage for other bytes."""
+    """Raises NotAProbeMessage for other bytes."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise NotAProbeMessage(f"{len(body)} bytes at once")
     try:

@@ -1,7 +1,7 @@
-"""A cluster of doctors: each dials all others over each transport, and rank 0 collects the reports and concludes.
+"""A cluster of doctors: each dials all others over each transport; rank 0 collects the reports and concludes.
 
-No doctor leaves before that: others may dial it. A doctor that cannot send its report to rank 0 shows it itself. The
-driving thread takes the times, so waking the asking thread is not part of the round trip.
+No doctor leaves before the conclusion, because others may dial it. A doctor that cannot send its report to rank 0 shows
+it itself. The driving thread takes the times, so a round trip does not include waking the asking thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MessageCallback: TypeAlias = Callable[["ProbeConnection", "ReportMessage | Concl
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Of the shortest round trip."""
+    """Measured in the shortest round trip."""
 
     round_trip: float
     skew: float
@@ -71,7 +71,7 @@ def _header_bytes(address: str) -> int:
 
 
 class ProbeConnection:
-    """A `Sink` between two doctors. `on_message` gets other messages, on the driving thread. Await `ended` after
+    """A `Sink` between two doctors. `on_message` gets other messages, on the driving thread. Wait for `ended` after
     `finish`.
     """
 
@@ -83,7 +83,7 @@ class ProbeConnection:
         carrier.attach(self)
 
     def measure(self, deadline: float) -> Measurement:
-        """Blocks. CarrierLost; TimeoutError at the deadline (time.monotonic)."""
+        """Blocks. Raises CarrierLost; TimeoutError at the deadline (time.monotonic)."""
         return min((self._ask(number, deadline) for number in range(PROBES)), key=lambda found: found.round_trip)
 
     def _ask(self, number: int, deadline: float) -> Measurement:
@@ -99,7 +99,7 @@ class ProbeConnection:
         return Measurement(received.moment - begin, received.answer.clock - (clock + received.clock) / 2)
 
     def send(self, message: ProbeMessage) -> None:
-        """CarrierLost."""
+        """Raises CarrierLost."""
         body = encode_probe(message)
         self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
 
@@ -158,7 +158,7 @@ _ROOT: Final[Rank] = 0
 
 
 def session_timeout(size: int) -> float:
-    """Seconds for `size` doctors to dial each other, even in vain."""
+    """Return the seconds in which `size` doctors can dial each other, even in vain."""
     rounds = -(-len(PROTOCOLS) * (size - 1) // _AT_ONCE)
     return 10.0 + 2 * DIAL_TIMEOUT * rounds
 
@@ -214,7 +214,7 @@ class ProbeSession:
     # -- reports ---------------------------------------------------------------------------------------------
 
     def collect(self, own: DoctorReport, timeout: float) -> dict[Rank, DoctorReport]:
-        """Rank 0. Blocks until all reports have come, or `timeout`."""
+        """Rank 0 only. Blocks until all reports have arrived, or `timeout`."""
         size = self._known().size
         with self._changed:
             self._reports[own.rank] = own
@@ -228,7 +228,7 @@ class ProbeSession:
             _try_to_send(connection, ConclusionMessage(findings))
 
     def submit(self, report: DoctorReport, timeout: float) -> tuple[DoctorFinding, ...] | None:
-        """Other ranks. Blocks until rank 0 concludes; None after `timeout`."""
+        """Other ranks. Blocks until rank 0 concludes; returns None after `timeout`."""
         deadline = time.monotonic() + timeout
         sent: list[ProbeConnection] = []
         while self._conclusion is None and time.monotonic() < deadline:
@@ -309,7 +309,7 @@ _GRACE: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """`reports`: at rank 0 of all ranks, elsewhere this doctor's."""
+    """`reports` has all ranks at rank 0, elsewhere only this doctor's."""
 
     rank: Rank
     size: int
@@ -320,7 +320,7 @@ class ProbeResult:
 
 
 def probe_cluster(config: Config, invitation: Invitation, rank_request: RankRequest, machine: Machine) -> ProbeResult:
-    """JoinRefused, SeedUnreachable, FormationTimeout if joining fails."""
+    """Raises JoinRefused, SeedUnreachable, FormationTimeout."""
     with Node(config) as node:
         session = ProbeSession(node)
         node.listen(session)

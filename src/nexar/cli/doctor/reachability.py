@@ -1,4 +1,4 @@
-"""Derives what to change from observations, by host. Pure."""
+"""Derives findings from observations, by host. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WITHOUT_QUIC: Final = "until then TLS over TCP serves"
 
 
 def machine_findings(machine: Machine) -> list[DoctorFinding]:
-    """The most important first."""
+    """Most important first."""
     found = [
         *_about_port(machine),
         *_about_trips(machine),
@@ -101,7 +101,7 @@ _SKEW: Final = 60.0
 
 
 def cluster_findings(reports: Mapping[Rank, DoctorReport], size: int) -> list[DoctorFinding]:
-    """The most important first. `size`: of the whole cluster."""
+    """Most important first. `size` is that of the whole cluster."""
     hosts = _Hosts(reports)
     found = [
         *_about_silent(reports, size),
@@ -114,7 +114,7 @@ def cluster_findings(reports: Mapping[Rank, DoctorReport], size: int) -> list[Do
 
 
 def skews(reports: Mapping[Rank, DoctorReport]) -> dict[Rank, float]:
-    """Seconds by which clocks are ahead of rank 0's."""
+    """Return how many seconds each clock is ahead of rank 0's."""
     seen: dict[Rank, tuple[float, float]] = {}
     for reach in _reaches(reports):
         if reach.skew is None or reach.round_trip is None or 0 not in (reach.source, reach.dest):

@@ -96,7 +96,7 @@ def show_cluster(reports: Mapping[Rank, DoctorReport], size: int) -> None:
 
 
 def show_findings(findings: Sequence[DoctorFinding]) -> None:
-    """What to change, numbered; then what would help."""
+    """Print needed changes, numbered, then helpful ones."""
     needed = [finding.text for finding in findings if finding.needed]
     helpful = [finding.text for finding in findings if not finding.needed]
     print("to change:" if needed else "nothing to change")

@@ -1,10 +1,11 @@
 """RelayedCarrier: a carrier whose frames other nodes forward. No I/O: its relay sends and receives.
 
-A hop that dies loses what it holds. So the source keeps a frame until it is acknowledged, and resends it on another
-route when a hop is gone, or a probe shows that it is missing. A window bounds unacknowledged bytes.
+A hop that dies loses the frames that it holds. So the source keeps a frame until it is acknowledged. It resends the
+frame on another route when a hop is gone, or a probe shows that the frame is missing. A window bounds unacknowledged
+bytes.
 
-Lower lanes go first, payloads last, by chunks. A frame gets its number when it is sent, so an urgent one waits only for
-frames already sent.
+Lower lanes go first; payloads go last, in chunks. A frame gets its number when it is sent, so an urgent frame waits
+only for frames already sent.
 
 The relay's lock guards everything. The driver calls sinks without it. No sink runs after abort(): delivery holds
 `_delivering` and checks for the end first; abort() ends first and then acquires `_delivering`.
@@ -67,7 +68,7 @@ class SendStream:
         return self._queued[lane]
 
     def lend(self, transfer: int, data: memoryview) -> None:
-        """Read its memory until all is sent, or it is withdrawn."""
+        """Read `data` until all is sent, or it is withdrawn."""
         if transfer in self._payloads:
             raise ValueError(f"payload {transfer} is being sent already")
         self._payloads[transfer] = data, 0
@@ -92,11 +93,11 @@ class SendStream:
 
     @property
     def is_settled(self) -> bool:
-        """All has arrived, or the stream is finished."""
+        """Whether all has arrived, or the stream is finished."""
         return bool(self._finished) or not (self._unacked or self._payloads or any(self._lanes))
 
     def take(self) -> RelaySegment | None:
-        """None if there is nothing to send, or the window is full."""
+        """Return the next segment; None if there is none, or the window is full."""
         if self._again:
             self.resent += 1
             return self._again.popleft()
@@ -112,7 +113,7 @@ class SendStream:
         return segment
 
     def acked(self, ack: int) -> bool:
-        """True if new. An acknowledgement of unused numbers is invalid."""
+        """Return True if it acknowledges new segments. Ignore an acknowledgement of unused numbers."""
         if ack > self._next:
             return False
         before = len(self._unacked)
@@ -149,7 +150,7 @@ class SendStream:
         return None
 
     def _next_chunk(self) -> bytes | None:
-        """Copied, because an unacknowledged chunk outlives the lent memory."""
+        """Return a copy, because an unacknowledged chunk outlives the lent memory."""
         transfer = next(iter(self._payloads), None)
         if transfer is None:
             return None
@@ -203,7 +204,7 @@ class ReceiveStream:
         return ready
 
     def _hold(self, sequence: int, data: bytes) -> None:
-        """Within a bound that a correct source never reaches."""
+        """Hold an early segment, within a bound that a correct source never reaches."""
         if len(self._held) < _MAX_OUT_OF_ORDER and self._held_bytes < 2 * WINDOW_BYTES:
             self._held[sequence] = data
             self._held_bytes += len(data)
@@ -262,7 +263,7 @@ class RelayPayloads:
         return Redirected.MOVED
 
     def take(self, frame: Frame, piece: memoryview) -> bool:
-        """True if the payload is complete. Raise UnexpectedChunk."""
+        """Return True if the payload is complete. Raise UnexpectedChunk."""
         place = self._places.get(frame.transfer)
         if place is None:
             if frame.transfer in self._discarded:
@@ -295,7 +296,7 @@ _BOTH_FINISHED: Final = "both sides have finished"
 
 
 class RelayedCarrier(Carrier):
-    """One end. Created by its relay."""
+    """One end of a relayed link. Its relay creates it."""
 
     scheme = RELAY
 
@@ -393,7 +394,6 @@ class RelayedCarrier(Carrier):
     # -- arrival: the driver thread ----------------------------------------------------------------------
 
     def arrived(self, sequence: int, data: memoryview) -> None:
-        """Deliver what is next in order, if a sink is attached."""
         with self._lock:
             if self.error is not None:
                 return
@@ -443,7 +443,7 @@ class RelayedCarrier(Carrier):
             self.end(CarrierLost("closed", _BOTH_FINISHED))
 
     def end(self, error: CarrierLost, tell: str | None = None) -> bool:
-        """Touch no memory, send nothing. Under the lock. `tell` goes to the peer. False if ended before."""
+        """Stop sending and touching memory. `tell` goes to the peer. Return False if ended before. Under the lock."""
         if self.error is not None:
             return False
         self.error = error
@@ -454,7 +454,7 @@ class RelayedCarrier(Carrier):
         return True
 
     def fail(self, error: CarrierLost, *, tell: bool = True) -> None:
-        """Tell the sink, and with `tell` the peer. Driver thread."""
+        """End, and report the error to the sink and, with `tell`, to the peer. Driver thread."""
         with self._lock:
             ended = self.end(error, error.reason if tell else None)
             sink = self._sink

@@ -4,12 +4,11 @@ Deadlock freedom: frames are buffered in classes by hops travelled. A frame that
 until class h + 1 of the next node has room. So a class waits only for higher ones, and the highest for none: a
 destination accepts everything. Each class of each neighbour holds CLASS_BYTES plus the frame that exceeds it.
 
-Held frames: their source is not a member here yet, or may be an impostor. Sources resend, so holding is an
-optimisation, bounded per delivering neighbour: one cannot displace frames of others.
+Held frames: their source is not a member here yet, or may be an impostor. Holding is an optimisation, because sources
+resend. It is bounded per delivering neighbour, so no neighbour can displace frames of others.
 
-Rerouting: hops fail long before the membership changes, so a broken route is replaced. If none is left, this node
-connects directly: a live member must not be lost because others fail. Meanwhile the carrier has no route, and its
-frames wait.
+Rerouting: hops fail long before the membership changes, so a broken route is replaced. If no route is left, this node
+connects directly: a live member must not be lost because others fail. Meanwhile the carrier's frames wait.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class RefusedSource(Enum):
 
 
 class MeshView(Protocol):
-    """The mesh, as a relay sees it. Called under the relay's lock, except `accept_link`, `investigate`. Never blocks.
+    """The mesh, as a relay sees it. Never blocks. Called under the relay's lock, except `accept_link`, `investigate`.
 
     A protocol because cluster/, a higher layer, implements it.
     """
@@ -44,28 +43,28 @@ class MeshView(Protocol):
     def epoch(self) -> int: ...
 
     def route(self, destination: NodeId, avoid: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
-        """From this node, both ends included. If `avoid` contains the destination, not directly."""
+        """Return a route from this node, both ends included. It is not direct if `avoid` contains the destination."""
 
     def hop_limit(self) -> int:
         """No valid route is longer."""
 
     def link(self, node: NodeId) -> Link | None:
-        """The link to a neighbour, if it has its own connection."""
+        """Return None for a neighbour without its own connection."""
 
     def open(self, node: NodeId) -> bool:
-        """Begin to open: `opened` or `unreachable` follows. False if not a neighbour."""
+        """Begin to open: `opened` or `unreachable` follows. Return False if not a neighbour."""
 
     def connect(self, node: NodeId, why: str) -> bool:
-        """Begin to connect directly: `opened` or `unreachable` follows. False if it is not a member, or this node
-        closes.
+        """Begin to connect directly: `opened` or `unreachable` follows. Return False if it is not a member, or this
+        node closes.
         """
 
     def accept_link(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
         """Accept the first frame of a link: return its carrier, or a reason for the source. Driver thread."""
 
     def investigate(self, header: RelayHeader) -> bool:
-        """Begin to check a held frame; `lost`, `unreachable` or the next membership follows. True if acceptable now.
-        Driver thread.
+        """Begin to check a held frame; `lost`, `unreachable` or the next membership follows. Return True if acceptable
+        now. Driver thread.
         """
 
     def wake_by(self, due: float) -> None:
@@ -155,7 +154,7 @@ class NeighbourQueue:
 
     @property
     def accepts_notices(self) -> bool:
-        """A peer that probes and returns no credit gets no more answers."""
+        """False for a peer that probes and returns no credit."""
         return self._notice_bytes < NOTICE_BYTES
 
     def put(self, waiting: QueuedFrame) -> None:
@@ -180,7 +179,7 @@ class NeighbourQueue:
         self._sent[hops] += size_bytes
 
     def credit_returned(self, hops: int, size_bytes: int) -> None:
-        """The neighbour forwarded so much, so as much may be sent. Ignores credit for frames never sent."""
+        """Free the room of forwarded bytes. Ignore credit for frames never sent."""
         left = self._sent.pop(hops, 0) - size_bytes
         if left > 0:
             self._sent[hops] = left
@@ -206,7 +205,7 @@ class NeighbourQueue:
         return found
 
     def remember(self, back: tuple[NodeId, ...]) -> None:
-        """The least recent source makes room; its next frame restores it."""
+        """Remember the route back to a source. The least recent source makes room; its next frame restores it."""
         known = self._sources.setdefault(back[1], {})
         known.pop(back[-1], None)
         if len(known) >= MAX_SOURCES:
@@ -276,7 +275,7 @@ class Neighbours:
         return neighbour if neighbour is not None and neighbour.link is link else None
 
     def attach(self, link: Link) -> NeighbourQueue:
-        """An earlier link was handled."""
+        """The caller has handled the loss of an earlier link."""
         neighbour = self._hops.setdefault(link.peer, NeighbourQueue(link.peer))
         neighbour.link = link
         return neighbour
@@ -392,7 +391,6 @@ class Rerouting:
             self._take(carrier, straight)
 
     def opened(self, node: NodeId) -> None:
-        """Continue a carrier that waited for this connection."""
         carrier = self._carriers.get(node)
         if carrier is not None and carrier.no_route is not None:
             carrier.avoid -= {node}
@@ -407,7 +405,7 @@ class Rerouting:
         self._run_soon(partial(carrier.fail, CarrierLost("peer", "it is no longer a member")))
 
     def _take(self, carrier: RelayedCarrier, route: tuple[NodeId, ...]) -> None:
-        """Resend what the old route may have lost; a carrier without a route always does."""
+        """Resend frames that the old route may have lost. A carrier that had no route always resends."""
         if route != carrier.route or carrier.no_route is not None:
             carrier.route = route
             carrier.outgoing.send_again()

@@ -1,12 +1,11 @@
 """The relay of one node: frames of pairs without a connection, its own and those that it forwards.
 
 A frame follows the route that its source chose. A node that cannot reach the next hop tells the source, which takes
-another route and resends. So forwarding nodes decide nothing, and no frame loops. Frames that died inside a node are
-found by probes.
+another route and resends. So forwarding nodes decide nothing, and no frame loops. Probes find frames that a node lost.
 
 State changes under the relay's lock; one thread at a time sends, in order, without it.
 
-Before a node closes, its own frames must have arrived and those of others be forwarded.
+Before a node closes, its own frames must have arrived, and frames of others must be forwarded.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from nexar.wire.text import foreign_line
 
 
 class Drain:
-    """What a closing relay still has to send."""
+    """The frames that a closing relay still has to send."""
 
     def __init__(
         self, carriers: Mapping[NodeId, RelayedCarrier], neighbours: Neighbours, unneeded: Callable[[NodeId], bool]
@@ -53,12 +52,12 @@ class Drain:
         self._probed: dict[RelayedCarrier, tuple[int, tuple[NodeId, ...]]] = {}  # number and route of the last probe
 
     def is_ready(self) -> bool:
-        """All is done, or a peer must be probed."""
+        """Whether all is done, or a peer must be probed."""
         unacknowledged = self._unacknowledged()
         return any(map(self._needs_probe, unacknowledged)) or not (unacknowledged or self._neighbours.has_waiting)
 
     def carriers_to_probe(self) -> list[RelayedCarrier]:
-        """They would acknowledge by themselves, but later."""
+        """Return them once per position. Their peers would acknowledge by themselves, but later."""
         found = [carrier for carrier in self._unacknowledged() if self._needs_probe(carrier)]
         self._probed.update((carrier, _position(carrier)) for carrier in found)
         return found
@@ -85,8 +84,8 @@ _LONGEST_REASON: Final = 1000  # bytes
 
 
 class RelayNotices:
-    """Sends acknowledgements, probes, broken hops and resets. Only a few wait for a neighbour without credit: a notice
-    may be lost, because a node that needs an answer asks again.
+    """Sends acknowledgements, probes, broken hops and resets. Few notices wait for a neighbour without credit, others
+    are lost: a node that needs an answer asks again.
     """
 
     def __init__(self, mesh: MeshView, neighbours: Neighbours) -> None:
@@ -97,7 +96,7 @@ class RelayNotices:
         self._post(self.header(carrier, kind, sequence, route or carrier.route), b"")
 
     def header(self, carrier: RelayedCarrier, kind: RelayKind, sequence: int, route: Route) -> RelayHeader:
-        """Includes an acknowledgement."""
+        """Return a header, including an acknowledgement."""
         ack = carrier.incoming.ack()
         return RelayHeader(kind, 1, carrier.number, self._mesh.epoch(), sequence, ack, route)
 
@@ -166,7 +165,7 @@ class Relay:
         return carrier
 
     def mark_ready(self, carrier: RelayedCarrier) -> None:
-        """It may have frames to send. Under the lock."""
+        """Under the lock."""
         self._ready[carrier] = None
 
     def flush_later(self) -> None:
@@ -174,11 +173,10 @@ class Relay:
         self._deferred_io.add(self.flush)
 
     def deliver_later(self, carrier: RelayedCarrier) -> None:
-        """The driver delivers what has arrived."""
         self._progress.run_soon(carrier.deliver)
 
     def ended(self, carrier: RelayedCarrier, reason: str | None) -> None:
-        """Under the lock. A `reason` is sent to the peer."""
+        """Forget a carrier; send a `reason` to the peer. Under the lock."""
         self._ready.pop(carrier, None)
         if reason is not None:
             self._notices.send_reset(carrier.number, carrier.route, reason)
@@ -205,7 +203,7 @@ class Relay:
         self.flush()
 
     def _retry_held(self, source: NodeId | None = None) -> None:
-        """Handle held frames again. Without the lock."""
+        """Without the lock."""
         with self.lock:
             held = self._held.take(source) if self._held else []
         for header, carried in held:
@@ -214,7 +212,7 @@ class Relay:
             self._progress.run_soon(self.flush)
 
     def settle(self, deadline: float, unneeded: Callable[[NodeId], bool]) -> None:
-        """Wait until all sent frames have arrived and all held ones are forwarded, or the deadline. Not on the driver
+        """Block until all sent frames have arrived and queued ones are forwarded, or the deadline. Not on the driver
         thread.
         """
         drain = Drain(self._carriers, self._neighbours, unneeded)
@@ -229,7 +227,7 @@ class Relay:
             self.flush()
 
     def close(self) -> None:
-        """Tells no peer. Idempotent."""
+        """Close without telling peers. Idempotent."""
         with self.lock:
             for carrier in list(self._carriers.values()):
                 carrier.end(CarrierLost("closed", "this node is closed"))
@@ -244,7 +242,7 @@ class Relay:
         self.flush()
 
     def lost(self, link: Link) -> None:
-        """Recent sources over it are told."""
+        """Tell the recent sources that used this link."""
         with self.lock:
             if self._neighbours.using(link) is not None:
                 self._break(link.peer)
@@ -261,8 +259,8 @@ class Relay:
         self.flush()
 
     def tick(self, now: float) -> float | None:
-        """Probe for unacknowledged frames. Return when to call it next. The driver sends, since a sender may be kept
-        busy by other threads; so this never blocks.
+        """Probe for unacknowledged frames. Return when to call it next. Never block: the driver sends, because other
+        threads may keep a sender busy.
         """
         with self.lock:
             for carrier in list(self._carriers.values()):
@@ -341,7 +339,7 @@ class Relay:
         self._neighbours.return_credit(sender, hops, size_bytes)
 
     def _arrived(self, header: RelayHeader, carried: memoryview) -> None:
-        """An exception costs the source its carrier, but not the neighbour that delivered."""
+        """An exception ends the source's carrier, not the link to the neighbour that delivered the frame."""
         try:
             self._take(header, carried)
         except Exception as fault:  # noqa: BLE001 - a relayed frame must not break more than its carrier
@@ -430,7 +428,7 @@ class Relay:
     # -- sending -----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what can be sent, unless another thread does. The caller holds no lock."""
+        """Send all that can be sent, unless another thread is sending. The caller holds no lock."""
         while (self._ready or self._neighbours.is_busy) and self._sending.acquire(blocking=False):
             try:
                 while (step := self._next()) is not None:
@@ -448,7 +446,7 @@ class Relay:
         return step
 
     def _next_own(self, carrier: RelayedCarrier) -> Forward | None:
-        """One frame; then the next carrier has its turn."""
+        """Return one frame; carriers take turns."""
         self._ready.pop(carrier, None)
         if carrier.no_route is not None:
             return None
@@ -481,4 +479,4 @@ class Relay:
             if step.credit is not None:
                 step.credit.link.return_relay_credit(step.credit.hops, step.credit.amount)
         except (CarrierLost, NexarError):
-            return  # the loss of the link is reported, and what matters is sent again
+            return  # the link reports its loss, and sources resend unacknowledged frames

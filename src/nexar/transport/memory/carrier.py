@@ -1,9 +1,9 @@
 """A carrier between two nodes of one process: two pipes and the twin carrier at the other end.
 
-A method changes a pipe and schedules the twin, whose driver takes items from the pipe and calls the sink.
+A method changes a pipe and schedules the twin. The twin's driver takes items from the pipe and calls the sink.
 
-No lock is held during a sink call, yet none starts after abort() returns: the driver publishes the carrier it enters,
-then checks whether it has ended; abort ends it, then checks whether it is entered, and waits for the driver.
+No lock is held during a sink call, yet none starts after abort() returns. The driver publishes the carrier it enters,
+then checks whether it has ended. abort ends the carrier, then checks whether it is entered and waits for the driver.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MemoryCarrier(Carrier):
         self._left = threading.Event()  # set by the driver when it leaves a carrier that has ended
 
     def join(self, twin: MemoryCarrier) -> None:
-        """Before another thread knows either carrier."""
+        """Call it before another thread knows either carrier."""
         self._twin, twin._twin = twin, self
 
     def attach(self, sink: Sink) -> None:
@@ -163,8 +163,8 @@ class MemoryCarrier(Carrier):
             self._host.make_ready(self)
 
     def drive(self) -> None:
-        """Frames first, then one chunk. Driver only."""
-        self._scheduled = False  # before looking, so that later sends schedule again
+        """Deliver frames, then one chunk. Driver only."""
+        self._scheduled = False  # cleared before taking items, so that later sends schedule again
         if not self._attached or self._error is not None:
             return
         fault_model = self._network.fault_model
@@ -276,7 +276,7 @@ class MemoryCarrier(Carrier):
                 self._sink.carrier_lost(self, CarrierLost(error.kind, error.reason))
 
     def _close(self, error: CarrierLost) -> bool:
-        """Returns False if it had ended."""
+        """Returns False if it had already ended."""
         with self._out.lock:
             if self._error is not None:
                 return False

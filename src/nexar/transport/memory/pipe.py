@@ -1,8 +1,7 @@
 """One direction between two memory carriers, and the interface of the fault model (`testing.faults`).
 
 Every change holds the lock, except that the driver pops frames from the left of a lane while senders append on its
-right. Payloads are copied from the sender's memory under the lock, one chunk at a time, so its holder knows that no
-other thread touches payload memory.
+right. Payload chunks are copied under the lock, so its holder knows that no other thread touches payload memory.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class DeliveryFault(Enum):
 
 
 class FaultModel(Protocol):
-    """Decides what happens between sending and receiving.
+    """Decides what happens between sending and receiving. Any thread, without transport locks. Must not block.
 
-    Any thread, without locks of the transport. Must not block. A protocol because only tests implement it.
+    A protocol because only tests implement it.
     """
 
     def delay(self, direction: Direction) -> float:
@@ -60,7 +59,7 @@ QueuedItem: TypeAlias = tuple[bytes, bytes, float]  # one frame: header, body, e
 
 
 class PipeBroken(Exception):
-    """The carrier cannot continue; not an error of a sink."""
+    """The carrier cannot continue, for a reason other than its sink."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)

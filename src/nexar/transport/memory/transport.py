@@ -122,7 +122,7 @@ class MemoryNetwork:
             return any(member.drives(thread) for member in self._members)
 
     def changed(self) -> None:
-        """Time or the fault model changed."""
+        """Call it when time or the fault model has changed."""
         with self._lock:
             members = list(self._members)
         for member in members:
@@ -196,7 +196,7 @@ class MemoryTransport(Transport):
     # -- driving -----------------------------------------------------------------------------------------------
 
     def make_ready(self, carrier: MemoryCarrier) -> None:
-        """Let the driver drive this carrier. Any thread."""
+        """Queue the carrier for the driver. Any thread."""
         self._ready.append(carrier)
         self.waker.wake()
 
@@ -237,24 +237,24 @@ class MemoryTransport(Transport):
             heapq.heappop(self._delayed)[2].schedule()
 
     def is_driven_elsewhere(self, carrier: MemoryCarrier) -> bool:
-        """Return whether another thread may be in a sink of this carrier and the caller may wait for it."""
+        """Whether another thread may be in this carrier's sink and the caller may wait for it."""
         return self._entered is carrier and not self.network.is_driver(threading.get_ident())
 
     def drives(self, thread: int) -> bool:
-        """Return whether that thread is in poll() and so may be in a sink. Any thread."""
+        """Whether that thread is in poll() and so may be in a sink. Any thread."""
         return self._driver == thread
 
     def prepare_sleep(self) -> bool:
         return not (self._ready or (self._listener is not None and self._listener.pending()))
 
     def due(self) -> float | None:
-        """None with a test's clock, which does not advance by itself."""
+        """None with a test clock, which does not advance by itself."""
         if not self._delayed or not isinstance(self.network.clock, SystemClock):
             return None
         return self._delayed[0][0]
 
     def recheck_delayed(self) -> None:
-        """Check whether delayed items are due. Any thread."""
+        """Let the driver deliver delayed items that are due. Any thread."""
         with self._lock:
             carriers = list(self._carriers)
         for carrier in carriers:

@@ -1,10 +1,10 @@
 """A carrier over one QUIC connection.
 
-End: `_error` is set once, under `_lock`; every method raises it from then on. The connection is then closed, and the
-handler of its `post_closed` operation, in the driver, is the only caller of carrier_lost. Abort removes the sink first.
+End: `_error` is set once, under `_lock`; every method then raises it. The connection is closed, and the handler of its
+`post_closed` operation, in the driver, is the only caller of carrier_lost. Abort removes the sink first.
 
-Orderly end: a side that has finished and received everything sends ALL_RECEIVED; its peer then closes. Acknowledged but
-unread bytes are lost when a connection closes, so acknowledgements are not enough.
+Orderly end: a side that has finished and received everything sends ALL_RECEIVED; its peer then closes. Acknowledgements
+are not enough: closing a connection loses acknowledged but unread bytes.
 """
 
 from __future__ import annotations

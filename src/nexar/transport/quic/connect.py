@@ -1,7 +1,7 @@
 """Making QUIC connections: numeric addresses, identity checks, dialing, accepting.
 
-The native package verifies that a certificate is genuine; this module checks whom it names. A dial with node and
-authorities verifies the name, a dial with a pinned key only (a ticket) the key.
+The native package verifies that a certificate is genuine; this module checks which node it names. A dial with node and
+authorities verifies the name, a dial with only a pinned key (a ticket) the key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def to_native_trust(trust: Trust) -> quic.Trust:
 
 
 def trust_for_dial(trust: Trust, expected: Expected) -> quic.Trust | None:
-    """Return what verifies the listener's certificate, or None."""
+    """Return the trust that verifies the listener's certificate, or None."""
     if expected.node != UNKNOWN_NODE and trust.authorities:
         return quic.Trust(trust.authorities)
     return quic.Trust(fingerprints=[expected.fingerprint]) if expected.fingerprint else None
@@ -175,7 +175,7 @@ class QuicDialMethod:
             raise TargetFailed(str(error), verification=True) from error
 
     def _try_again(self, target: QuicTarget) -> tuple[QuicTarget, TargetFailed] | None:
-        """Only the deadline of the dial limits how long a target may be silent."""
+        """Dial again: only the deadline of the whole dial limits a target's silence."""
         try:
             self.begin(target)
         except TargetFailed as failure:

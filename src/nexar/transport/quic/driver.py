@@ -1,8 +1,8 @@
 """The completion queue of an endpoint, served by one thread at a time.
 
-The token of an operation is a bound method that takes the operation. `run_once` drives the endpoint and then calls the
-tokens of the finished operations in order, without a lock. If one raises (a sink, Ctrl-C), its owner is notified and
-ends its connection, the rest of the queue waits for the next round, and the exception propagates.
+The token of an operation is a bound method that takes the operation. `run_once` drives the endpoint, then calls the
+tokens of finished operations in order, without a lock. If one raises (a sink, Ctrl-C), its owner is notified and ends
+its connection. The rest of the queue waits for the next round, and the exception propagates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CompletionDriver:
         self._deferred: deque[Callable[[], None]] = deque()  # appended by any thread, run by the driver
 
     def run_once(self, timeout: float, spin: float) -> bool:
-        """Wait up to `timeout` seconds and handle what finished. Returns whether anything happened."""
+        """Wait up to `timeout` seconds and handle finished operations. Returns whether anything happened."""
         if self._finished or self._deferred:
             timeout = spin = 0.0
         operations, descriptors = self.completions.wait(timeout, spin=spin)

@@ -1,10 +1,10 @@
 """Incoming payloads: one stream each, read directly into the expected memory.
 
 `_expected` holds every incomplete transfer. Only its posted read touches its memory; cancelling the read returns
-ownership. After the last read a redirect is too late. A payload drops its finished read: the reference cycle would keep
-received memory alive.
+ownership. After the last read a redirect is too late. A payload drops its finished read, because the reference cycle
+would keep received memory alive.
 
-A stream for a discarded transfer is stopped. Discarded transfers are remembered up to a limit; the peer may send one
+The stream of a discarded transfer is stopped. Discarded transfers are remembered up to a limit; the peer may send one
 unknown transfer for each forgotten one. Other unexpected payloads and wrong sizes are violations.
 """
 
@@ -32,8 +32,8 @@ class IncomingPayloads:
     """The payloads that one peer may send. Any thread, except `begin`: driver only."""
 
     def __init__(self, receiver: ReceiveStreams, check: Callable[[], None]) -> None:
-        """`check` raises once the carrier has ended, which precedes `clear`. Only a weak reference leads to the owner:
-        a cycle would keep an ended carrier alive.
+        """`check` raises once the carrier has ended, which precedes `clear`. The reference to the owner is weak: a
+        cycle would keep an ended carrier alive.
         """
         self.unexpected = 0  # discarded payloads whose stream came; written by the driver
         self.lock = Lock()
@@ -249,7 +249,7 @@ class IncomingPayload:
             self._receiver.call_sink(lambda sink: sink.payload_arrived(carrier, self._transfer))
 
     def _withdrawn(self) -> None:
-        """The peer withdrew it. It stays expected, from byte 0, until its link tells ours."""
+        """The peer withdrew the payload. It stays expected, from byte 0, until the peer's link tells ours."""
         with self._table.lock:
             if self._dropped:
                 return

@@ -95,7 +95,7 @@ def finished_error() -> CarrierLost:
 
 
 def orderly_end() -> CarrierLost:
-    """Return the end without loss."""
+    """Return the error of an end without loss."""
     return CarrierLost("closed", "both sides have finished")
 
 
@@ -121,7 +121,7 @@ def to_carrier_lost(error: quic.QuicError | quic.ForkedError) -> CarrierLost:
 
 
 def close_code(error: CarrierLost) -> CloseCode:
-    """Return the close code for `error`."""
+    """Translate an error for the peer."""
     return _CODES.get(error.kind, CloseCode.ABORTED)
 
 

@@ -5,7 +5,7 @@ incomplete frame. Frames are delivered without a copy. Buffers start small (a pe
 double only when nearly full, and shrink to KEPT_BYTES, enough for an eager message.
 
 End: FINISH announces the number of streams that the peer opened, except ALL_RECEIVED. Every stream ends exactly once
-here: read to its end, reset, or stopped. When as many have ended, carrier_finished is called.
+here: read to its end, reset, or stopped. Once that many have ended, carrier_finished is called.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ MAX_UNVERIFIED_STREAMS: Final = 8  # enough for the few control messages of an u
 
 
 class ReceiveStreams:
-    """The streams that the peer opens. The driver calls its methods unless they say otherwise."""
+    """The streams that the peer opens. Driver only, unless a method says otherwise."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class ReceiveStreams:
         settle: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """Keeps no strong reference to the carrier, its owner: a cycle would keep an ended carrier until the garbage
+        """The reference to the carrier, the owner, is weak: a cycle would keep an ended carrier until the garbage
         collector runs.
         """
         self._carrier = ref(carrier)
@@ -185,7 +185,7 @@ class ReceiveStreams:
 
     @property
     def carrier(self) -> Carrier | None:
-        """None once it has ended and nobody holds it."""
+        """None once the carrier has ended and nobody holds it."""
         return self._carrier()
 
     def deliver_to(self, sink: Sink) -> bool:
@@ -203,7 +203,6 @@ class ReceiveStreams:
         self.decode = decode
 
     def call_sink(self, call: Callable[[Sink], None]) -> None:
-        """Call the sink between setting `inside` and leave()."""
         self.inside = True
         try:
             call(self.sink)
@@ -217,7 +216,7 @@ class ReceiveStreams:
 
     def silence(self) -> None:
         """On return no sink call starts, and none runs except the caller's own: the driver sets `inside` before it
-        reads the sink; this removes the sink before it reads `inside`.
+        reads the sink; this method removes the sink before it reads `inside`.
         """
         with self._lock:
             self._silenced = True
@@ -264,7 +263,7 @@ class ReceiveStreams:
         self._settle()
 
     def stream_ended(self) -> None:
-        """A stream has ended and its data was delivered or dropped. Any thread."""
+        """The data of an ended stream was delivered or dropped. Any thread."""
         with self._lock:
             self._over += 1
             announced = self._announced is not None

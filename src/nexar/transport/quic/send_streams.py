@@ -1,8 +1,8 @@
 """The sending half of a QUIC carrier. Any thread; `_lock` guards everything except reading `writers`.
 
-A (lane, communicator) is bound to one stream at its first frame. It gets its own stream up to MAX_ORDERED_STREAMS and
-the peer's limit; beyond that it shares a stream of its lane, or else the control stream, which is opened first. So
-frames never wait for a stream. Payloads do: the peer's stream limit queues them.
+The first frame of a (lane, communicator) binds it to a stream: its own, up to MAX_ORDERED_STREAMS and the peer's limit;
+beyond that a shared stream of its lane, or else the control stream, which is opened first. So frames never wait for a
+stream. Payloads do: the peer's stream limit queues them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class SendStreams:
                 return  # the connection is lost, which the carrier reports
 
     def handed_over(self, payload: OutgoingPayload) -> None:
-        """The protocol copied the memory, or the peer refuses it."""
+        """The protocol has copied the memory, or the peer refuses the payload."""
         with self._lock:
             if self._payloads.get(payload.transfer) is payload:
                 del self._payloads[payload.transfer]
@@ -198,7 +198,7 @@ class SendStreams:
 
 
 class OutgoingPayload:
-    """Memory from which the protocol reads."""
+    """A payload whose memory the protocol reads."""
 
     __slots__ = ("_operation", "_outbound", "_stream", "transfer")
 
@@ -212,7 +212,7 @@ class OutgoingPayload:
         self._operation: quic.Operation | None = stream.post_write(data, completions, token=self.done)
 
     def withdraw(self) -> None:
-        """Resets the stream first: otherwise its queued end would pass for a complete payload."""
+        """Resets the stream first: otherwise its queued end would look like a complete payload."""
         try:
             self._stream.reset()
         except quic.QuicError:

@@ -1,7 +1,7 @@
 """The QUIC transport: one UDP socket per node, which is also the node's Sleeper.
 
-A node with QUIC sleeps in the native wait, which also watches the descriptors of other transports. Between waits a
-native thread serves timers and keep-alives.
+The native wait also watches the descriptors of other transports. Between waits a native thread serves timers and
+keep-alives.
 """
 
 from __future__ import annotations
@@ -82,16 +82,14 @@ _FORKED: Final = "this process was forked; it must make a transport of its own"
 
 
 class QuicTransport(Transport):
-    """`bind` is the address of its socket. Without credentials it can only dial, as a joining node;
-    `replace_credentials` makes it a member.
-    """
+    """Without credentials the transport can only dial, as a joining node; `replace_credentials` makes it a member."""
 
     scheme = "quic"
 
     def __init__(
         self, credentials: Credentials | None, trust: Trust, *, bind: str = ":0", settings: QuicSettings | None = None
     ) -> None:
-        """Raises OSError with errno if `bind` is not available."""
+        """Binds its socket to `bind`. Raises OSError with errno if that is not available."""
         native = (settings or QuicSettings()).to_native()
         shown, believed = to_native_credentials(credentials), to_native_trust(trust)
         self._endpoint = quic.Endpoint(to_numeric(bind), shown, believed, native)
@@ -179,7 +177,7 @@ class QuicTransport(Transport):
         self._turn(timeout, spin)
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
-        """Without any event the descriptor is unwatched."""
+        """Unwatches the descriptor if no event is given."""
         if not readable and not writable:
             return self._completions.unwatch(descriptor)
         try:

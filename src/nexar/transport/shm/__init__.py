@@ -1,1 +1,1 @@
-"""Transport between processes of one host: two rings in a sealed memory segment, and a Unix socket for wakeups."""
+"""Transport between processes of one host: rings in a sealed memory segment, and a Unix socket for wakeups."""

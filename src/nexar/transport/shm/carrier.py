@@ -1,8 +1,8 @@
 """A shared-memory carrier.
 
-Carrier methods may come from any thread and use only RingFrameSender, PayloadSender and PayloadReceiver, which have
-their own locks; the driver calls the others. No lock is held during a sink call. The memory is unmapped once the
-carrier has ended and the driver is outside (CarrierLifetime).
+Any thread may call the Carrier methods, which use only RingFrameSender, PayloadSender and PayloadReceiver with their
+own locks. Only the driver calls the rest. No lock is held during a sink call. The memory is unmapped once the carrier
+has ended and the driver is outside (CarrierLifetime).
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class ShmCarrier(Carrier):
         return (self._handle_attention() if self.attention else False) or happened
 
     def _signal_peer(self, *, sent: bool) -> None:
-        """Wake the peer if it sleeps: for new data, or only if it waits for room."""
+        """Wake a sleeping peer: if data was sent, or else only if it waits for room."""
         fence()
         sleep_number = self._words[self._sleep_word]
         if sleep_number & 1 or (sleep_number and sent):
@@ -346,7 +346,7 @@ class ShmCarrier(Carrier):
         self._life.settle()
 
     def _end(self, error: CarrierLost) -> bool:
-        """Returns False if it had ended."""
+        """Returns False if it had already ended."""
         if not self._life.end(error):
             return False
         self._frames_out.close()
@@ -360,7 +360,7 @@ class ShmCarrier(Carrier):
             self._sink.carrier_lost(self, error)
 
     def fail(self, error: CarrierLost) -> None:
-        """Driver only, outside of the carrier."""
+        """Driver only, outside the carrier."""
         self._lose(error.kind, error.reason)
         self._release()
 
@@ -376,7 +376,7 @@ class ShmCarrier(Carrier):
         self._segment.release()
 
     def abandon(self) -> None:
-        """Releases descriptor and mapping, without any store."""
+        """Releases descriptor and mapping without writing to the segment."""
         forked = CarrierLost("closed", "this process is a fork of the one that owns the carrier")
         self._life.ended = self._life.ended or forked
         self.wake_socket.abandon()

@@ -9,7 +9,7 @@ and the listener know the key.
     listener → dialer   ANSWER     a nonce that is also in the segment
 
 A proof is an HMAC over role, HELLO and the listener's nonce, so it cannot be replayed or reflected. The listener proves
-itself before it gets the descriptor. The nonces in the segment show that both have the same memory.
+itself before it gets the descriptor. The nonces in the segment prove that both sides map the same memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def new_nonce() -> bytes:
 
 
 def derive_key(secret: bytes, node: int) -> bytes:
-    """Return the key with which `node` dials the listener with this secret."""
+    """Return the key with which `node` dials the listener that has this secret."""
     return hmac.digest(secret, node.to_bytes(8, "little"), "sha256")
 
 
@@ -132,7 +132,7 @@ def require_same_user(connection: socket.socket) -> None:
 
 
 class UnverifiedPeer:
-    """An inbound connection. Driver only. Reads no byte beyond the handshake."""
+    """An inbound connection. Driver only. Reads nothing beyond the handshake."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         process, user = credentials_of(connection)
@@ -150,7 +150,7 @@ class UnverifiedPeer:
         return self._side.dialer
 
     def advance(self, secret: bytes, listener: int) -> ShmSegment | None:
-        """Return the segment once all is proven. Raises HandshakeRefused, RingCorrupt, OSError."""
+        """Return the segment once the peer is authenticated. Raises HandshakeRefused, RingCorrupt, OSError."""
         wanted = HELLO_BYTES if self._side is None else OFFER_BYTES
         if not self._receive(wanted):
             return None
@@ -202,7 +202,7 @@ _RETRY: Final = 0.005  # seconds between attempts while the backlog is full: a U
 
 
 class ShmDial:
-    """One blocking dial. The creator of the object owns its connection."""
+    """One blocking dial. The caller owns its connection."""
 
     def __init__(self, deadline: float) -> None:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
 """Rings and slots in shared memory, the wakeup socket, and the lifetime of a carrier.
 
-Ring: `head` counts the bytes written (stored by the writer only), `tail` the bytes read (by the reader only);
-0 <= head - tail <= capacity. A record is a word (size | kind << 32 | lane << 40) and `size` bytes, padded to a cache
+Ring: `head` counts the bytes written (only the writer stores it), `tail` the bytes read (only the reader stores it); 0
+<= head - tail <= capacity. A record is a word (size | kind << 32 | lane << 40) and `size` bytes, padded to a cache
 line. It is contiguous (PAD fills the end of the ring) and at most a quarter of the ring; larger frames are split into
 MORE … LAST records.
 
@@ -13,12 +13,12 @@ that sees the new `tail` knows that the loads are done. Other CPUs are refused.
 
 Trust: each side keeps its own counter privately. A word of the segment is loaded once, checked, then used.
 
-Sleep: a side's sleep word is 0 if awake, else the number of its sleep; the lowest bit says that it also waits for room.
-The sleeper stores its word, then checks the rings; the other side stores its head, then checks the word and sends one
-byte per sleep. A load may overtake an earlier store, so both fence in between.
+Sleep: a side's sleep word is 0 while it is awake, else the number of its sleep; the lowest bit means that it also waits
+for room. The sleeper stores its word, then checks the rings. The other side stores its head, then checks the word and
+sends one byte per sleep. Both fence in between, because a load may overtake an earlier store.
 
 Lifetime: the driver stores "inside", then checks "ended"; the ending thread does the reverse, so one sees the other. A
-driver that was inside frees the memory when it leaves; otherwise the ending thread does.
+driver that was inside frees the memory when it leaves; otherwise the ending thread frees it.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class RingReader:
         self.mark = 0  # kind | lane << 8 of the current record
 
     def refresh(self) -> bool:
-        """Read the head; True if there are records. Later ones wait, so a fast writer cannot hold the reader."""
+        """Read the head; True if there are records. Later records wait, so a fast writer cannot hold the reader."""
         head: int = self._counters[self._head_word]
         if not self.head <= head <= self.tail + self._capacity or head % _ALIGN:
             raise RingCorrupt(f"ring head {head} is outside {self.head}..{self.tail + self._capacity}")
@@ -207,8 +207,8 @@ class RingReader:
         self._counters[self._tail_word] = tail
 
     def should_check_writer(self) -> bool:
-        """Whether to check if the writer waits for room; each check costs a fence. A writer is refused only above half
-        of the ring, so a quarter is read before the ring is empty.
+        """Whether to check if the writer waits for room, which costs a fence. True once per quarter ring: a writer is
+        refused only above half of the ring, so a quarter is read before the ring is empty.
         """
         if self.tail - self._checked_at < self._capacity // 4:
             return False
@@ -364,7 +364,7 @@ class WakeSocket:
             self.signal(sleep_number)
 
     def signal(self, sleep_number: int) -> None:
-        """Any thread. One byte per sleep."""
+        """Send one byte per sleep. Any thread."""
         if sleep_number == self._signalled:
             return
         self._signalled = sleep_number
@@ -381,7 +381,7 @@ class WakeSocket:
             return  # the peer is gone: the socket is readable, and `drain` notices it
 
     def drain(self) -> None:
-        """Driver only. Notices a close."""
+        """Read pending bytes and detect a close. Driver only."""
         with self._lock:
             data = _BYTE if self._socket.fileno() < 0 else self._receive()
         self.peer_closed = self.peer_closed or not data
@@ -456,7 +456,7 @@ class CarrierLifetime:
             quiet.set()
 
     def end(self, error: CarrierLost) -> bool:
-        """False if it had ended."""
+        """False if it had already ended."""
         with self._lock:
             if self.ended is not None:
                 return False
@@ -464,7 +464,7 @@ class CarrierLifetime:
             return True
 
     def wait_outside(self) -> None:
-        """Wait until the driver has left; in the driver, return at once."""
+        """Wait until the driver has left; returns at once in the driver."""
         if self.driver in (0, threading.get_ident()):
             return
         with self._lock:

@@ -1,7 +1,8 @@
 """Sending and receiving frames through the rings, and the shared memory segment.
 
-The dialer creates the segment with memfd_create: nothing remains after a crash. It is sealed against resizing, because
-a truncated mapping would raise SIGBUS, and allocated at once, so that lack of memory is an error at connect.
+The dialer creates the segment with memfd_create, so nothing remains after a crash. The segment is sealed against
+resizing, because a truncated mapping would raise SIGBUS. It is allocated at once, so that lack of memory is an error at
+connect.
 
     page 0    geometry, nonces, counters (those of one writer on their own cache line pair), descriptors
     then      the frame ring of each direction, then the chunk slots of each direction
@@ -264,13 +265,13 @@ def _tail_word(direction: int) -> int:
 
 
 def sleep_word(side: int) -> int:
-    """Return the index of the sleep word of `side`."""
+    """Return the index of this side's sleep word."""
     return (6 + side) * _LINE
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentGeometry:
-    """The division of a segment, chosen by the dialer.
+    """The layout of a segment, chosen by the dialer.
 
     Measured with 16 MB payloads on two cores: 64 KiB chunks 8 GB/s, 4 × 256 KiB 10-14 GB/s, 4 × 1 MiB 20 GB/s, but four
     times the memory and the longest wait of a frame.

@@ -37,7 +37,7 @@ class PayloadReceiver:
         self.bytes_received = 0  # written by the driver
 
     def expect(self, transfer: int, into: memoryview) -> bool:
-        """Returns False after the end."""
+        """Returns False after the carrier has ended."""
         with self._lock:
             if self._life.ended is not None:
                 return False
@@ -48,7 +48,7 @@ class PayloadReceiver:
             return True
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected | None:
-        """Returns None after the end."""
+        """Returns None after the carrier has ended."""
         with self._lock:
             if self._life.ended is not None:
                 return None
@@ -137,7 +137,7 @@ class _Outgoing:
 
 
 class PayloadSender:
-    """Sends payloads from any thread, a chunk of each in turn."""
+    """Sends payloads, one chunk of each in turn. Any thread."""
 
     __slots__ = ("_closed", "_lock", "_queue", "_slots", "bytes_sent", "waiting")
 
@@ -192,7 +192,7 @@ class PayloadSender:
                     outgoing.sent, outgoing.total = 0, WITHDRAWN
 
     def seal(self) -> int | None:
-        """Accept no more. Returns the chunks sent, None if some still wait."""
+        """Refuse further payloads and return the number of chunks sent; None, without effect, if payloads wait."""
         with self._lock:
             if self._queue:
                 return None

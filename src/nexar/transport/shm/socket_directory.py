@@ -1,6 +1,6 @@
 """Addresses of shared-memory listeners, shm://<node>:<key>@<path>, and the private directory of their socket.
 
-The socket has a path because the kernel checks the directory's mode before a byte arrives. Every user of the network
+The socket has a path because the kernel checks the directory's mode before a byte arrives. Any user of the network
 namespace could reach, flood or take an abstract name.
 
 The owner holds a lock (flock) on the directory, which the kernel drops when the owner dies. So the next listener
@@ -34,12 +34,12 @@ class ShmAddress:
 
     @property
     def shown(self) -> str:
-        """Without the key, for logs."""
+        """The address without the key, for logs."""
         return f"{_START}{format_node(self.node)}@{self.path}"
 
     @property
     def secret(self) -> str:
-        """With the key, for one peer."""
+        """The address with the key, for one peer."""
         key = "" if self.key is None else f":{self.key.hex()}"
         return f"{_START}{format_node(self.node)}{key}@{self.path}"
 
@@ -54,7 +54,7 @@ def parse_shm_address(text: str) -> ShmAddress:
 
 
 def listen_directory(text: str) -> str | None:
-    """Return the directory in `shm://DIRECTORY` or `DIRECTORY`; None: the transport chooses."""
+    """Return the directory in `shm://DIRECTORY` or `DIRECTORY`, None if empty."""
     return text.removeprefix(_START).removeprefix(f"{SCHEME}:") or None
 
 

@@ -87,7 +87,7 @@ Proven = Callable[[socket.socket, ShmSegment, int, str], None]
 
 
 class ShmListener:
-    """Accepts dials and authenticates them. Driver only, except `address_for`: any thread."""
+    """Accepts and authenticates dials. Driver only, except `address_for`: any thread."""
 
     def __init__(
         self, node: int, place: SocketDirectory, descriptors: DescriptorSet, acceptor: Acceptor, proven: Proven
@@ -351,12 +351,12 @@ class ShmTransport(Transport):
             self._attached = tuple(each for each in self._attached if each is not carrier)
 
     def unwatch(self, carrier: ShmCarrier) -> None:
-        """A socket that the peer closed would stay readable for ever."""
+        """Stop watching the wakeup socket: one that the peer closed stays readable forever."""
         self._descriptors.remove(carrier.wake_socket.fileno())
 
     def wake_driver(self) -> None:
-        """Callers add work before this reads `_armed`; `prepare_sleep` sets `_armed` before it looks for work: one sees
-        the other.
+        """Callers add work before this reads `_armed`; `prepare_sleep` sets `_armed` before it looks for work. So one
+        sees the other.
         """
         if self._armed:
             self._waker.wake()

@@ -1,6 +1,6 @@
 """A TLS carrier: a control connection (lanes CONTROL and RPC) and a data connection (other lanes, payloads).
 
-The driver holds `_delivering` while it may call the sink. Only `abort` waits for it, so no call follows an abort.
+The driver holds `_delivering` while it may call the sink. Only `abort` waits for it, so no sink call follows an abort.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class TlsCarrier(Carrier):
         return self._control if lane <= _LAST_CONTROL_LANE else self._data
 
     def _check(self) -> None:
-        """Raise the reason given to the sink, not that of a single connection."""
+        """Raise the carrier's error, not that of a single connection."""
         lost = self._ending.lost
         if lost is not None:  # a new object each time: a second raise would extend the first traceback
             raise CarrierLost(lost.kind, lost.reason)
@@ -231,7 +231,7 @@ class TlsCarrier(Carrier):
             raise
 
     def _drop_sink(self) -> None:
-        """Needs `_delivering`: no sink call runs except the caller's own."""
+        """The caller holds `_delivering`, so no sink call runs except its own."""
         if self._sink is not None:
             self.attach(SILENT_SINK)
 

@@ -1,6 +1,6 @@
-"""One TCP connection of a carrier: its send queue, its receiver, and how the carrier ends.
+"""One TCP connection of a carrier: its send queue, its receiver, and the end of the carrier.
 
-Sending order: an item that has begun is completed first; then the lowest lane with a frame; then one chunk of the next
+Sending order: the rest of an item that has begun; then the lowest lane with a frame; then one chunk of the next
 payload, in turns; FINISH last.
 
 A carrier ends once, for one reason, reported to its sink at most once:
@@ -9,7 +9,7 @@ A carrier ends once, for one reason, reported to its sink at most once:
       ├────── end of stream, protocol violation ─────────────▶ lost ── reported ──▶ over
       └────── aborted, or both sides finished ───────────────────── not reported ──▶ over
 
-The connection's lock guards its channel and send queue. It is held for a few system calls and never during a sink call.
+The connection's lock guards its channel and send queue. It is held for a few system calls, never during a sink call.
 Any thread sends; only the driver receives.
 """
 
@@ -80,7 +80,7 @@ class SendQueue:
         self._bytes[lane] += len(rest)
 
     def push_payload(self, transfer: int, data: memoryview) -> None:
-        """Raises ValueError if it is queued already."""
+        """Raises ValueError if the transfer is queued already."""
         if any(payload.transfer == transfer for payload in self._payloads):
             raise ValueError(f"payload {transfer} is being sent already")
         self._payloads.append(_Payload(transfer, data))
@@ -96,7 +96,7 @@ class SendQueue:
         self._close_notice = frame
 
     def next(self) -> tuple[memoryview, bool] | None:
-        """Return the next bytes and whether more of the item follow; None when empty."""
+        """Return the next bytes and whether more of the item follows; None when empty."""
         if not self._begun and not self._begin():
             return None
         return self._begun[0], len(self._begun) > 1
@@ -338,8 +338,8 @@ _OURS: Final = frozenset({_CHUNK, _FINISH, int(FrameKind.HELLO)})
 
 
 class TlsReceiver:
-    """Receives on one connection; driver only. Errors while reading and exceptions of the sink end the carrier. Without
-    an inbox payloads are violations.
+    """Receives on one connection; driver only. Read errors and exceptions of the sink end the carrier. Without an
+    inbox, payloads are violations.
     """
 
     sink: Sink  # set before anything is received; read at every call, because a sink may replace itself
@@ -353,7 +353,7 @@ class TlsReceiver:
         self._header_next = False  # a chunk has just ended
 
     def receive(self, carrier: Carrier) -> bool:
-        """Receive within the budget. Returns whether anything came."""
+        """Receive within the budget. Returns whether any bytes came."""
         received = 0
         channel = self.connection.channel
         while self._ending.lost is None and received < channel.burst_bytes:

@@ -1,4 +1,4 @@
-"""Dialing: both connections of a carrier, to all targets of the peer in parallel, in the calling thread.
+"""Dialing: both connections of a carrier, to all targets in parallel, in the calling thread.
 
 Nothing is shared with other threads before success.
 """
@@ -54,7 +54,7 @@ def dial_peer(
 
 
 class _TlsDialMethod:
-    """A DialMethod. One poll holds the sockets of all attempts."""
+    """A DialMethod. One poll object holds the sockets of all attempts."""
 
     def __init__(self, expected: Expected, identity: TlsIdentity, *, plain: bool, ending: int) -> None:
         self._expected = expected

@@ -1,10 +1,10 @@
-"""Authentication of one TCP connection, and which half of which carrier it is.
+"""Authentication of one TCP connection, and pairing of a carrier's two connections.
 
 The dialer sends a random token in the first frame (hello) of both connections. The listener answers once it has both
-hellos. Only the answer proves to the dialer that its certificate was accepted: in TLS 1.3 its handshake ends before the
-listener has checked it.
+hellos. Only the answer proves to the dialer that its certificate was accepted: in TLS 1.3 the dialer's handshake ends
+before the listener has checked it.
 
-`dial` and `answer` are generators that yield the events they wait for and return the channel of the carrier or raise
+`dial` and `answer` are generators. They yield the events they wait for and return the carrier's channel or raise
 HandshakeFailed.
 
 Without encryption both sides shut TLS down after the hellos and continue on the same socket. The engine reads no byte
@@ -42,7 +42,7 @@ _LAYOUT: Final = struct.Struct(f"<BBBx{TOKEN_BYTES}s")
 
 
 class Half(IntEnum):
-    """Which of a carrier's connections."""
+    """One of a carrier's two connections."""
 
     CONTROL = 0
     DATA = 1
@@ -95,7 +95,7 @@ HandshakeSteps: TypeAlias = Generator[int, None, Result]
 
 
 class HandshakeFailed(Exception):
-    """The connection cannot be used. `verification`: because of a certificate or its absence."""
+    """The connection cannot be used. `verification`: a certificate was rejected or missing."""
 
     def __init__(self, reason: str, *, verification: bool = False) -> None:
         super().__init__(reason)
@@ -106,7 +106,7 @@ class HandshakeFailed(Exception):
 def dial(
     channel: TlsChannel, hello: ConnectionHello, check_certificate: Callable[[bytes | None], None]
 ) -> HandshakeSteps[Channel]:
-    """The dialer's side, from a socket that is still connecting."""
+    """Run the dialer's side, from a socket that is still connecting."""
     try:
         yield from _connected(channel)
         yield from _secured(channel)
@@ -122,7 +122,7 @@ def dial(
 def answer(
     channel: TlsChannel, decide: Callable[[ConnectionHello, bytes | None], ConnectionHello | None]
 ) -> HandshakeSteps[tuple[ConnectionHello, Channel]]:
-    """The listener's side. `decide` returns the answer to a hello, or None to be asked again later."""
+    """Run the listener's side. `decide` returns the answer to a hello, or None to be asked again later."""
     try:
         yield from _secured(channel)
         hello = yield from _receive_hello(channel)
@@ -245,7 +245,7 @@ def _explain_tls(error: ssl.SSLError) -> HandshakeFailed:
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """The TLS contexts of one (credentials, trust) and its checks of names, pins and clusters. Immutable."""
+    """The TLS contexts of one (credentials, trust), and the checks of names, pins and clusters. Immutable."""
 
     cluster: str | None
     server: ssl.SSLContext | None
@@ -271,7 +271,7 @@ class TlsIdentity:
         return bool(self.trust.authorities)
 
     def client(self, expected: Expected) -> tuple[ssl.SSLContext, str | None]:
-        """Return context and server name; no name if node id or cluster is unknown."""
+        """Return context and server name (None if node id or cluster is unknown)."""
         if self.cluster is None or expected.node == UNKNOWN_NODE:
             return self._context(expected, named=False), None
         return self._context(expected, named=True), node_name(expected.node, self.cluster)
@@ -295,13 +295,13 @@ class TlsIdentity:
             raise HandshakeFailed(str(error), verification=True) from error
 
     def dialed_peer(self, expected: Expected, certificate: bytes | None, address: str) -> Peer:
-        """A pinned key counts like a name: the handshake proved its possession."""
+        """A pinned key verifies like a name: the handshake proved its possession."""
         if certificate is None or not (self.verifies or expected.fingerprint):
             return Peer(expected.node, certificate, verified=False, address=address)
         return Peer(identify(certificate).node, certificate, verified=True, address=address)
 
     def accepted_peer(self, certificate: bytes | None, address: str) -> Peer:
-        """TLS has verified the certificate, if any. Raises HandshakeFailed."""
+        """Raises HandshakeFailed. TLS has verified the certificate, if any."""
         if certificate is None:
             return Peer(UNKNOWN_NODE, None, verified=False, address=address)
         try:

@@ -1,7 +1,8 @@
 """Inbound connections from accept to the finished carrier. Driver only; never blocks.
 
-A carrier needs both halves before the deadline; both get the same answer, once both hellos are here, and end together.
-A displaced connection (`PendingConnections`) is closed without a reason, because its handshake is not complete.
+A carrier needs both halves before the deadline. Both get the same answer, once both hellos have arrived, and end
+together. A displaced connection (`PendingConnections`) is closed without a reason, because its handshake is not
+complete.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ class TlsListener:
     def _answer_to(
         self, candidate: _UnverifiedConnection, hello: ConnectionHello, certificate: bytes | None
     ) -> ConnectionHello | None:
-        """Return the answer to a hello, None before the other half's hello is here."""
+        """Return the answer to a hello, None before the other half's hello arrives."""
         candidate.hello = hello
         if candidate.partner is None:
             self._pair(candidate)
@@ -302,7 +303,7 @@ class TlsListener:
     # --- ending
 
     def _refuse(self, candidate: _UnverifiedConnection, reason: str) -> None:
-        """Let the peer read the reason. Also ends the other half, unless that gets the answer itself."""
+        """Let the peer read the reason. Also ends the other half, unless it waits for its own answer."""
         self._end(candidate, reason, self._refused_connections.close_after_drain)
 
     def _dismiss(self, candidate: _UnverifiedConnection, reason: str) -> None:
@@ -322,7 +323,7 @@ class TlsListener:
             self._end(partner, reason, close)
 
     def _remove(self, candidate: _UnverifiedConnection) -> None:
-        """Break the reference cycle with the generator: otherwise the TLS engine (50 KB) waits for the garbage
+        """Closes the generator to break its reference cycle: otherwise the TLS engine (50 KB) waits for the garbage
         collector.
         """
         self._pending.leave(candidate.descriptor)

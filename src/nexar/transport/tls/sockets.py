@@ -27,7 +27,7 @@ WRITABLE: Final = select.POLLOUT
 
 
 class Selector:
-    """Callbacks by descriptor. Any thread may call every method but `run_once`."""
+    """Callbacks by descriptor. Any thread, except `run_once`."""
 
     def __init__(self, waker: Waker) -> None:
         self._waker = waker
@@ -155,8 +155,8 @@ def _limit_unsent(connection: socket.socket, size_bytes: int) -> None:
 
 
 def request_fast_retry(connection: socket.socket) -> None:
-    """Retransmit every second while connecting, instead of backing off exponentially; accepted sockets inherit it.
-    Older kernels keep their default.
+    """Retransmit every second while connecting, without exponential backoff. Accepted sockets inherit it. Older kernels
+    keep their default.
     """
     _retry(connection, *_RETRY)
 
@@ -173,7 +173,7 @@ def _retry(connection: socket.socket, option: int, milliseconds: int) -> None:
 
 
 def limit_unread(connection: socket.socket) -> None:
-    """Limit the receive buffer of a near peer, which does not limit the speed."""
+    """Limit the receive buffer of a near peer, where this does not limit the speed."""
     if not (hasattr(socket, "TCP_INFO") and _LARGEST_BUFFER.exists()):
         return
     size = min(_UNREAD_BYTES, int(_LARGEST_BUFFER.read_text()))
@@ -224,7 +224,7 @@ class Channel(Protocol):
         """Return the bytes read, 0 if none. Raises EOFError at the end of the stream, OSError."""
 
     def write(self, data: memoryview, *, more: bool = False) -> int:
-        """Return how much was taken. `more`: more follows at once."""
+        """Return the number of bytes taken. `more`: more follows at once."""
 
     def flush(self) -> bool:
         """Returns whether nothing is left to send."""
@@ -240,8 +240,8 @@ class Channel(Protocol):
 class TlsChannel:
     """Bytes through TLS.
 
-    The engine works on memory: one system call moves several records, and bytes after the end of TLS stay in our
-    buffer. A burst takes 0.25 ms, and a frame waits for at most one chunk: 0.5 ms at 1 GB/s.
+    The engine works on memory, so one system call moves several records, and bytes after the end of TLS stay in our
+    buffer. A burst takes 0.25 ms. A frame waits for at most one chunk: 0.5 ms at 1 GB/s.
     """
 
     burst_bytes = 256 << 10

@@ -1,4 +1,4 @@
-"""The TLS transport, and the dials in progress that closing it ends."""
+"""The TLS transport, and the dials in progress."""
 
 from __future__ import annotations
 
@@ -87,8 +87,10 @@ _warned = Lock()  # taken once, by the first unencrypted transport of the proces
 
 
 class TlsTransport(Transport):
-    """TLS over TCP. `encrypt=False`: plain TCP after TLS authentication, for trusted networks; the scheme is then
-    `tcp`. `plain_too`: accepts both on one port and dials plain where `Expected.plain` asks for it.
+    """TLS over TCP.
+
+    `encrypt=False`: plain TCP after TLS authentication (scheme `tcp`), for trusted networks. `plain_too`: accepts both
+    on one port and dials plain if `Expected.plain` is set.
     """
 
     scheme = "tls"
@@ -104,7 +106,7 @@ class TlsTransport(Transport):
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         max_pending: int = 256,
     ) -> None:
-        """Without credentials it can only dial."""
+        """Without credentials the transport can only dial."""
         self._selector = Selector(waker)
         self._identity = TlsIdentity.make(credentials, trust)  # replaced as a whole by replace_credentials
         self.scheme = "tls" if encrypt else "tcp"

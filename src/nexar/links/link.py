@@ -5,7 +5,7 @@ peer's grant, directly from the caller's memory, and the send completes on deliv
 thread, under the node's lock; answers go through the deferred I/O queue.
 
 A broken carrier may have lost frames, so all flows end, and operations on the same generations raise. `adopt` connects
-the link again for the next ones.
+the link again for later generations.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Link:
     # -- operations: any thread --------------------------------------------------------------------------
 
     def send_control(self, message: Message) -> bool:
-        """Send ahead of all data. False if the peer does not read and the lane's budget is exhausted."""
+        """Send ahead of all data. Return False if the lane's budget is exhausted because the peer does not read."""
         body = encode_message(message)
         with self._lock:
             carrier = self._state.connected()
@@ -152,10 +152,10 @@ class Link:
     def adopt(self, carrier: Carrier) -> None:
         """Use this carrier: the first, one of another scheme, or a new one after a loss.
 
-        A second one of the same scheme replaces the first, whose frames may be lost: that is a loss too. But of two
-        simultaneous dials both ends keep the one from the lower node id. A carrier that loses, or comes after closing,
-        is aborted. While closing, one more is finished instead: the peer would take an abort for a loss of everything
-        unread.
+        A second carrier of the same scheme replaces the first. That is a loss too, because frames may be lost. Of two
+        simultaneous dials, both ends keep the one from the lower node id. A carrier that loses, or comes after closing,
+        is aborted. While closing, a further carrier is finished: an abort would lose everything that the peer has not
+        read.
         """
         replaced = PeerLost(
             **self._state.facts(), cause="it connected anew, so frames of the old connection may be lost"
@@ -186,7 +186,7 @@ class Link:
 
     @property
     def _is_closing(self) -> bool:
-        """This side closed, and the peer has not agreed yet. Under the lock."""
+        """Whether this side closed and the peer has not finished yet. Under the lock."""
         return self._closing is not None and not self._closing.done
 
     def _replaces(self, new: Carrier, old: Carrier) -> bool:
@@ -195,9 +195,9 @@ class Link:
         return not simultaneous or wins_simultaneous_dial(self._state.dialer_of(new), self._state.dialer_of(old))
 
     def close(self, timeout: float = 5.0) -> None:
-        """Let sent data arrive and wait until the peer finishes too. Abort at the timeout or on Ctrl-C.
+        """Let sent data arrive and wait until the peer finishes too. Abort at the timeout or on Ctrl-C. Idempotent.
 
-        Unfinished large sends raise LinkClosed. Idempotent.
+        Unfinished large sends raise LinkClosed.
         """
         closing = self.begin_close()
         if closing is None:
@@ -210,8 +210,8 @@ class Link:
                 raise
 
     def begin_close(self) -> Closing | None:
-        """Start closing; never blocks. Wait for the result, and abort if it does not complete. None if nothing is
-        connected, or another thread closes.
+        """Start closing; never block. The caller waits for the result, and aborts if it does not complete. Return None
+        if nothing is connected, or another thread closes.
         """
         with self._lock:
             self._closed = True
@@ -226,7 +226,7 @@ class Link:
         return closing
 
     def abort(self, reason: str) -> None:
-        """End now; unread frames are lost, and operations raise LinkClosed. Idempotent."""
+        """End now. Unread frames are lost, and operations raise LinkClosed. Idempotent."""
         with self._lock:
             self._closed = True
             carriers = self._drop(LinkClosed(**self._state.facts()))
@@ -236,7 +236,7 @@ class Link:
             carrier.abort(reason)
 
     def lose(self, cause: str) -> None:
-        """Treat the link as lost, because the peer gave it up. Any thread. Idempotent."""
+        """Treat the link as lost. Any thread. Idempotent."""
         error = PeerLost(**self._state.facts(), cause=cause)
         with self._lock:
             carriers = self._drop(error)
@@ -298,13 +298,13 @@ class Link:
             else:
                 self._protocol(frame, body)
         except (Misbehaviour, FrameError, MessageError) as fault:
-            self._misbehaved(str(fault))
+            self._misbehaved(str(fault), carrier)
         except TransportFailed:
             raise  # not caused by this peer
         except MemoryError:  # nor is this, but its message is lost, so the link is over
             self.lose(f"this rank has no memory for a message of {frame.length} bytes from it")
         except Exception as fault:  # noqa: BLE001 - a peer's frame must not break more than its link
-            self._misbehaved(log_unhandled(describe_peer(self._state.rank, self.peer), fault))
+            self._misbehaved(log_unhandled(describe_peer(self._state.rank, self.peer), fault), carrier)
         if self._answers:
             self._deferred_io.flush()
 
@@ -314,7 +314,7 @@ class Link:
         self._deferred_io.flush()
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """When the peer has finished every carrier, all its frames are here: finish too."""
+        """Finish too once the peer has finished every carrier: then all its frames have arrived."""
         with self._lock:
             if not self._state.finished_by_peer(carrier):
                 return  # frames on the other carriers may still arrive
@@ -328,7 +328,7 @@ class Link:
             self._report(error)
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """Ignores a replaced carrier."""
+        """Ignore a replaced carrier."""
         explained = self._state.explain(error)
         with self._lock:
             mine = self._state.carriers.get(carrier.scheme) is carrier
@@ -365,14 +365,16 @@ class Link:
         if flow is not None and flow.matching is matching:
             del self._state.flows[matching.communicator]
 
-    def _misbehaved(self, what: str) -> None:
+    def _misbehaved(self, what: str, carrier: Carrier | None = None) -> None:
+        """Ignore a carrier that is lost or replaced: frames of it that are read later say nothing about a new link."""
         error = self._state.explain(CarrierLost("misbehaved", what))
         with self._lock:
-            carriers = self._drop(error)
+            current = self._state.carriers.values()
+            carriers = self._drop(error) if current and (carrier is None or carrier in current) else []
         self._after_loss(error, f"you broke the protocol: {what}", carriers, report=bool(carriers))
 
     def _after_loss(self, error: NexarError, reason: str, carriers: list[Carrier], *, report: bool) -> None:
-        """Never under the lock: aborting may wait for a sink on another thread."""
+        """Without the lock: aborting may wait for a sink on another thread."""
         self._deferred_io.flush()
         for carrier in carriers:
             carrier.abort(reason)
@@ -380,7 +382,7 @@ class Link:
             self._report(error)
 
     def _drop(self, error: NexarError) -> list[Carrier]:
-        """End everything in one step, under the lock. Return the carriers, to end without it."""
+        """End everything in one step. Under the lock. The caller releases it, then ends the returned carriers."""
         self._end(error)
         carriers = self._state.drop_carriers()
         if self._closing is not None:
@@ -398,7 +400,7 @@ class Link:
         for carrier in carriers:
             try:
                 carrier.finish()
-            except CarrierLost:  # it ended by itself, which is as good
+            except CarrierLost:  # it has ended already
                 with self._lock:
                     self._state.drop(carrier)
                     if self._closing is not None and not self._state.carriers:
@@ -420,8 +422,8 @@ _ABORTED = "this side closed the link, and the peer did not answer"
 
 
 def close_all(progress: Progress, links: Sequence[Link], *, close_timeout: float, longest: float) -> None:
-    """Close all together: in sequence, a slow peer would use up the others' time. Abort links whose peers have not
-    agreed when no peer sent anything for `close_timeout` seconds, or after `longest`; at once on Ctrl-C.
+    """Close all links together: in sequence, a slow peer would use up the others' time. Abort unfinished links when no
+    peer sent anything for `close_timeout` seconds, after `longest` seconds, or on Ctrl-C.
     """
     closings = {link: closing for link in links if (closing := link.begin_close()) is not None}
     try:

@@ -280,6 +280,16 @@ def test_a_peer_that_breaks_the_protocol_is_named_and_cut_off(pair: Pair, frame:
         pair.right.wait(operation)
 
 
+def test_a_bad_frame_read_after_the_link_was_lost_does_not_lose_the_peer_for_a_later_generation(pair: Pair) -> None:
+    (carrier,) = pair.to_left._state.carriers.values()
+    bad = Frame(kind=FrameKind.CONTROL, length=1)
+    pair.to_left.frame_arrived(carrier, bad, memoryview(b"\xff"))
+    assert isinstance(pair.to_left.failure, PeerMisbehaved)
+    later = pair.right.router.open(0, pair.right.matching.generation + 1)
+    pair.to_left.frame_arrived(carrier, bad, memoryview(b"\xff"))
+    assert later.lost(1) is None
+
+
 def test_a_peer_that_overdraws_its_credit_is_cut_off(pair: Pair) -> None:
     operation = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=1)
     for number in range(20):

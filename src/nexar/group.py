@@ -174,8 +174,12 @@ class Group:
 
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
-        self.router.close(self.matching, error or LinkClosed(owner=f"the communicator of rank {self.rank}"))
+        self.router.close(self.matching, error or self.closed_error())
         self.progress.wake()  # a waiting thread may be the sleeping driver
+
+    def closed_error(self) -> LinkClosed:
+        """What operations raise after the communicator was closed on this side."""
+        return LinkClosed(owner=f"the communicator of rank {self.rank}")
 
     def _send_locally(self, data: memoryview, shape: tuple[int, ...], about: MessageHeader) -> Operation:
         # Deliver locally what a link would: the message is copied and done.

@@ -59,8 +59,8 @@ class MachineRunner:
         if os.getpid() != self._owner:
             return []
         actions, due = self._decide(event)
+        self._timer.wake_by(due)  # first: an interrupt in the main thread may end the performing
         self._perform_waiting()
-        self._timer.wake_by(due)
         return actions
 
     def put_later(self, event: NodeInput) -> None:

@@ -259,7 +259,7 @@ def communicator_factory(leave: Callable[[], None]) -> Callable[[NodeRuntime, Ge
         part = Communicator(generation, runtime, partial(close_part, runtime, generation))
         dropped = finalize(part, drop_part, runtime, generation)
         dropped.atexit = False  # the node closes all its communicators at exit
-        generation.when_closed.append(dropped.detach)
+        generation.call_when_closed(dropped.detach)
         return part
 
     return wrap

@@ -142,7 +142,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
         self._fast_path = FastAllReduce(context)
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # calls of group() for each list of ranks
         self._remote_calls = RemoteCalls(context.group, VALUES, context.config, generation.registry)
-        generation.when_closed.append(self._remote_calls.close)
+        generation.call_when_closed(self._remote_calls.close)
         self.start: Final = Starter(context, self._seconds, self._resolver, self._remote_calls)
         """All operations, non-blocking: each returns a Request at once."""
 

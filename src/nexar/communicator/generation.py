@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from typing import Any, Final
 
@@ -69,13 +70,11 @@ class Generation:
         self._closing = threading.Lock()
         self._freed = False  # or in progress; under `_closing`
         self._closed = False  # under `_closing`
-        # Called once each on close. Written before the generation is shared and by `close_in_background`; emptied by
-        # the closing thread, under `_closing`.
-        self.when_closed: list[Callable[[], object]] = []
+        self._when_closed: list[Callable[[], object]] = []  # called once each on close; under `_closing`
         # The newest communicator after it. Written before the outcome.
         self.successor: Any = None
         # The outcome carries a successor. Written after the outcome.
-        self.is_succeeded = False
+        self.is_superseded = False
         # Members that the successor lacks, and why. Written before the outcome.
         self.gone: dict[Rank, str] = {}
         # All of them left by agreement. Written before the outcome.
@@ -98,20 +97,27 @@ class Generation:
             self._close()
         with self._closing:
             self._closed = True
-            callbacks, self.when_closed = self.when_closed, []
+            callbacks, self._when_closed = self._when_closed, []
         for callback in reversed(callbacks):
             callback()
+
+    def call_when_closed(self, callback: Callable[[], object]) -> None:
+        """Call it after the resources are freed: by the closing thread, or at once if that has happened."""
+        with self._closing:
+            if not self._closed:
+                self._when_closed.append(callback)
+                return
+        callback()
 
     def close_in_background(self, successor: Generation) -> None:
         """Close it in a thread, which the successor's close joins: the next build must not wait for remote calls."""
         thread = threading.Thread(target=self.close, name="nexar-generation-close", daemon=True)
-        with successor._closing:
-            run_in_thread = not successor._closed
-            if run_in_thread:
-                successor.when_closed.append(thread.join)
+        with suppress(RuntimeError), successor._closing:  # the process may have no room for another thread
+            if not successor._closed:
                 thread.start()
-        if not run_in_thread:
-            self.close()
+                successor._when_closed.append(thread.join)
+                return
+        self.close()
 
     def inherit(self, old: Generation) -> None:
         self.registry, self.failures, self.memberships = old.registry, old.failures, old.memberships

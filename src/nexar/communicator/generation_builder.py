@@ -145,6 +145,11 @@ class GenerationBuilder:
         """Build it in this thread; returns the result of `run`. `begun` gets the group first. Raises PeerLost or
         OperationTimeout.
         """
+        group = self._begun_group(membership, communicator, begun)
+        made: tuple[Generation, int] = run_blocking(group, self.run(group, deadline, completed), deadline)
+        return made
+
+    def _begun_group(self, membership: Membership, communicator: int, begun: Callable[[Group], None] | None) -> Group:
         group = self.group(membership, communicator)
         try:
             if begun is not None:
@@ -152,8 +157,7 @@ class GenerationBuilder:
         except BaseException:
             group.close()
             raise
-        made: tuple[Generation, int] = run_blocking(group, self.run(group, deadline, completed), deadline)
-        return made
+        return group
 
     def start(
         self,
@@ -170,8 +174,7 @@ class GenerationBuilder:
         `finished` with the result of `run`, or `failed`, at the latest after `timeout` seconds with OperationTimeout.
         No callback may block.
         """
-        group, deadline = self.group(membership, communicator), time.monotonic() + timeout
-        begun(group)
+        group, deadline = self._begun_group(membership, communicator, begun), time.monotonic() + timeout
         builds: list[BackgroundCall] = []
 
         def end(error: BaseException | None) -> BaseException | None:

@@ -252,7 +252,7 @@ class NodeRuntime:
     def _opened(self, generation: Generation) -> None:
         about = generation.communicator, generation.membership.epoch
         self.agreements.add_generation(*about, generation.nodes)
-        generation.when_closed.append(partial(self.agreements.end_generation, *about))
+        generation.call_when_closed(partial(self.agreements.end_generation, *about))
 
     def _beat_received(self, link: Link, message: Message) -> None:
         assert isinstance(message, Beat)

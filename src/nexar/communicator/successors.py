@@ -27,6 +27,7 @@ from nexar.cluster.decisions.successor_events import (
     BuildFailureKind,
     BuildFinished,
     BuildId,
+    CloseGeneration,
     DiscardBuild,
     DropPeer,
     GenerationAction,
@@ -141,6 +142,8 @@ class Successors:
                 self._start(action)
             case OpenGeneration():
                 self._open(action)
+            case CloseGeneration(key):
+                self._close_generation(key)
             case DiscardBuild(build) | RejectBegin(build):  # the thread that asked for it knows
                 with self._changed:
                     self._building.pop(build, None)
@@ -218,13 +221,10 @@ class Successors:
         build fails.
         """
         key = _key(generation)
-        with self._changed:
-            is_open = self._generations.get(key) is generation
-            if is_open:
-                del self._generations[key]
-        if is_open:
-            self._runner.put(LocalClose(key))
-        generation.end()
+        if CloseGeneration(key) in self._runner.put(LocalClose(key)):
+            generation.end()
+        else:
+            generation.close()  # its successor has the event feeds
 
     def find(self, communicator: int, generation: int) -> Generation | None:
         with self._changed:
@@ -235,16 +235,25 @@ class Successors:
             return list(self._generations.values())
 
     def wait_for_successor(self, generation: Generation, deadline: float) -> Any:
-        """Block. None: timeout, or a member closed it. Raises the error that ended all communicators."""
+        """Block. Return None after a timeout, or if a member closed the generation. Raises the error that ended all
+        communicators, and UsageError if this node closed this one.
+        """
+        key, machine = _key(generation), self._machine
         self._wait(
             lambda: (
-                generation.is_succeeded or self._is_blocked_by_close(generation) or self._machine.terminated is not None
+                generation.is_superseded
+                or self._is_blocked_by_close(generation)
+                or machine.terminated is not None
+                or machine.is_closed(key)
             ),
             deadline,
         )
-        end = self.ended(generation.group)
-        if generation.successor is None and end is not None:
-            raise end
+        with self._changed:
+            terminated, is_closed = machine.terminated, machine.is_closed(key)
+        if generation.successor is None and terminated is not None:
+            raise termination_error(terminated, LocalRank(generation.group.rank, generation.membership), self._config)
+        if generation.successor is None and is_closed:
+            raise UsageError("this communicator is closed, so it has no successor here")
         return generation.successor
 
     def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
@@ -403,6 +412,13 @@ class Successors:
             self._hand_over = None if build.old is None else _HandOver(build.old, build.made)
         finalize(build.made, self._runner.put_later, Released(action.key)).atexit = False
 
+    def _close_generation(self, key: GenerationKey) -> None:
+        """Calls of other threads that wait for its outcome end as pending ones do."""
+        with self._changed:
+            generation = self._generations.pop(key, None)
+        if generation is not None and not generation.outcome.done:
+            generation.outcome.resolve(generation.group.closed_error())
+
     # -- outcomes ----------------------------------------------------------------------------------------------
 
     def _set_outcome(self, key: GenerationKey, outcome: Outcome) -> None:
@@ -429,7 +445,7 @@ class Successors:
         if generation is not hand_over.old:
             return  # an ancestor: it had a successor already
         generation.memberships.publish(generation.membership_event_to(new, outcome.joined, communicator))
-        generation.is_succeeded = True
+        generation.is_superseded = True
         generation.close_in_background(new)
 
     # -- closing ---------------------------------------------------------------------------------------------

@@ -37,8 +37,13 @@ class SuccessorRequests:
         self._membership_service = membership_service
         self._failure_monitor = failure_monitor
 
-    def succeed(self, generation: Generation, deadline: float, timeout: float) -> Any:
-        while not self._successors.is_blocked_by_close(generation):
+    def request_successor(self, generation: Generation, deadline: float, timeout: float) -> Any:
+        """Block until the successor exists, and return it. Raises what `wait_for_successor` raises, Revoked if a member
+        closed the generation, NoQuorum or RecoveryTimeout at the deadline.
+        """
+        while True:
+            if self._successors.is_blocked_by_close(generation):
+                generation.outcome.check()
             pause = _REQUEST_INTERVAL if self._ask(generation) else _RECHECK_INTERVAL
             found = self._successors.wait_for_successor(generation, min(deadline, time.monotonic() + pause))
             if found is not None:

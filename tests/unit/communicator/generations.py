@@ -46,6 +46,9 @@ class FakeGroup:
         self.error = error
         self.closed.set()
 
+    def closed_error(self) -> NexarError:
+        return LinkClosed(owner="this communicator")
+
     def wait(self, operations: Any, deadline: float) -> None:
         """Until they are done, by whoever finishes them."""
         (operation,) = operations

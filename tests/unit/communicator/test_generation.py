@@ -78,7 +78,7 @@ def test_where_there_is_no_successor_nothing_more_is_reported_and_what_it_stands
 def test_what_takes_its_time_to_end_keeps_nobody_waiting_but_who_closes_the_heir() -> None:
     old, heir = generation([1, 2, 3]), generation([1, 2], epoch=2)
     go, ended = threading.Event(), threading.Event()
-    old.when_closed.append(lambda: go.wait(20) and ended.set())
+    old.call_when_closed(lambda: go.wait(20) and ended.set())
     old.close_in_background(heir)
     assert not ended.is_set(), "it is not waited for here"
     closing = threading.Thread(target=heir.close)
@@ -92,9 +92,16 @@ def test_when_the_heir_is_closed_already_it_is_closed_here() -> None:
     old, heir = generation([1, 2, 3]), generation([1, 2], epoch=2)
     heir.close()
     here: list[threading.Thread] = []
-    old.when_closed.append(lambda: here.append(threading.current_thread()))
+    old.call_when_closed(lambda: here.append(threading.current_thread()))
     old.close_in_background(heir)
     assert here == [threading.current_thread()]
+
+
+def test_a_callback_for_the_end_of_a_closed_one_is_called_at_once() -> None:
+    world, called = generation([1, 2]), threading.Event()
+    world.close()
+    world.call_when_closed(called.set)
+    assert called.is_set()
 
 
 def result() -> tuple[GenerationOutcome, Drive]:

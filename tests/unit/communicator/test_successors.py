@@ -377,7 +377,7 @@ def test_one_whose_members_do_not_come_keeps_no_other_waiting(story: Story) -> N
     story.builder.held, story.builder.only = threading.Event(), PART
     story.change(2)
     assert nodes(story.successor(other)) == [1, 3]
-    assert not part.is_succeeded
+    assert not part.is_superseded
     story.builder.held.set()
     assert nodes(story.successor(part)) == [1, 3]
 
@@ -477,6 +477,32 @@ def test_one_that_the_user_has_closed_gets_none(story: Story) -> None:
     assert not part.interrupted
 
 
+def test_closing_one_that_has_a_successor_does_not_end_the_events_of_the_successor(story: Story) -> None:
+    part = story.begin(1, 2, 3, communicator=PART)
+    events: list[Any] = []
+    part.memberships.subscribe(events.append)
+    story.change(2)
+    successor = story.successor(part)
+    story.successors.forget(part)
+    story.change(3)
+    story.successor(successor)
+    eventually(lambda: [event.epoch for event in events] == [2, 3], "events of both changes")
+
+
+def test_closing_one_ends_the_waits_of_other_threads_for_its_outcome_and_successor(story: Story) -> None:
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.builder.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.builder.begun) == 2, "a successor in the making")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(story.successors.wait_for_successor, part, time.monotonic() + 3600.0)
+        story.successors.forget(part)
+        with pytest.raises(UsageError, match="this communicator is closed"):
+            waiting.result(EVENT_TIMEOUT)
+    assert isinstance(part.outcome.error, LinkClosed)
+    story.builder.held.set()
+
+
 def test_others_are_notified_what_is_closed_here_when_they_make_a_successor_of_it(story: Story) -> None:
     part, other = story.begin(1, 2, 3, communicator=PART), story.begin(1, 3, communicator=PART + 1)
     story.successors.forget(part)
@@ -560,7 +586,8 @@ def test_closing_ends_every_communicator_and_whoever_waits(story: Story) -> None
     story.change(2)
     eventually(lambda: len(story.builder.begun) == 2, "a successor in the making")
     story.successors.close()
-    assert story.successors.wait_for_successor(world, soon()) is None
+    with pytest.raises(UsageError, match="this node is closed"):
+        story.successors.wait_for_successor(world, soon())
     with pytest.raises(UsageError, match="closed"):
         world.outcome.check()
     assert story.successors.generations() == []
@@ -614,7 +641,7 @@ def test_a_change_that_comes_when_a_successor_was_just_made_interrupts_it(story:
 
     story.on_opened = opened  # type: ignore[method-assign]
     story.change(2)
-    eventually(lambda: world.is_succeeded, "a successor")
+    eventually(lambda: world.is_superseded, "a successor")
     first = changed[0]
     eventually(lambda: bool(interruptions(first)), "its calls end")
     assert nodes(story.successor(first)) == [1]

@@ -79,7 +79,7 @@ class Cluster:
         return self.looks >= 0
 
     def succeed(self, timeout: float = TIMEOUT) -> object:
-        return self.successor_requests.succeed(self.generation, deadline_after(timeout), timeout)
+        return self.successor_requests.request_successor(self.generation, deadline_after(timeout), timeout)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,8 @@ class AgreementInstances:
 
     def _fail(self, instance: Instance, error: NexarError) -> AgreementAction:
         del self._waiting[instance]
+        if instance in self._agreements:  # no caller waits: a ballot would be repeated for ever
+            self._agreements[instance].withdraw()
         return ProposalFailed(instance, error)
 
     def _is_hopeless(self, instance: Instance) -> bool:

@@ -250,6 +250,12 @@ class OpenGeneration(msgspec.Struct, frozen=True):
     old: GenerationKey | None
 
 
+class CloseGeneration(msgspec.Struct, frozen=True):
+    """The user closed this generation before it had a successor, so its event feeds end with it."""
+
+    key: GenerationKey
+
+
 class DiscardBuild(msgspec.Struct, frozen=True):
     """The built generation is not used: its user closed the communicator meanwhile, or a member did."""
 
@@ -303,6 +309,7 @@ GenerationAction: TypeAlias = (
     | AbortBuild
     | RejectBegin
     | OpenGeneration
+    | CloseGeneration
     | DiscardBuild
     | SetOutcome
     | ReportDeparture

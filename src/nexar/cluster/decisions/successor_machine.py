@@ -40,6 +40,7 @@ from nexar.cluster.decisions.successor_events import (
     BuildFailureKind,
     BuildFinished,
     BuildId,
+    CloseGeneration,
     DiscardBuild,
     DropPeer,
     GenerationKey,
@@ -161,6 +162,10 @@ class SuccessorMachine:
             return key in self._superseded
         return each.target is not None and not each.is_given_up
 
+    def is_closed(self, key: GenerationKey) -> bool:
+        """This node's user closed it before it had a successor."""
+        return key not in self._open and key not in self._superseded
+
     def is_closed_by_member(self, key: GenerationKey) -> bool:
         """A current member of the world closed it, so that its successor cannot contain that member."""
         each = self._open.get(key)
@@ -207,6 +212,8 @@ class SuccessorMachine:
     def step(self, event: SuccessorInput, now: float) -> list[SuccessorAction]:
         """Returns the actions, in order. No other method changes the state."""
         actions = [*self._handle(event, now), *self._abort_orphans(now), *self._schedule(now)]
+        if isinstance(event, MembershipDecided):  # after the builds, which must not wait for them
+            actions += self._closing_notices(event.change)
         if self._must_ask:
             self._must_ask = False
             actions += self._ask_renewal()
@@ -249,8 +256,7 @@ class SuccessorMachine:
         actions: list[SuccessorAction] = [*self._interrupt_concerned(change), AdoptMembership(change, after)]
         actions += [DropPeer(departure.node, departure.cause) for departure in change.left]
         actions += self._report_departures(change)
-        actions += self._abort_builds(change)
-        return actions + [notice for each in self._closed.concerned(change) for notice in self._closing_notice(each)]
+        return actions + self._abort_builds(change)
 
     def _interrupt_concerned(self, change: Change) -> list[SuccessorAction]:
         actions: list[SuccessorAction] = []
@@ -495,8 +501,12 @@ class SuccessorMachine:
         # While this node builds the successor, the others are told only if that fails. With an outcome they may wait.
         is_making = each.build is not None and each.outcome is None
         if each.target is None or is_making:
-            return []
-        return self._closing_notice(ClosedCommunicator(key.communicator, each.membership))
+            return [CloseGeneration(key)]
+        return [CloseGeneration(key), *self._closing_notice(ClosedCommunicator(key.communicator, each.membership))]
+
+    def _closing_notices(self, change: Change) -> list[SuccessorAction]:
+        """Of closed communicators that get a successor by this change."""
+        return [notice for each in self._closed.concerned(change) for notice in self._closing_notice(each)]
 
     def _closing_notice(self, closed: ClosedCommunicator) -> list[SuccessorAction]:
         rank = closed.membership.rank_of(self.me)
@@ -545,8 +555,14 @@ class SuccessorMachine:
         each = self._open.get(notice.key)
         if each is not None:
             return self._follow(each, notice)
-        self._early.add(notice)
+        if not self._is_over(notice.key):
+            self._early.add(notice)
         return []
+
+    def _is_over(self, key: GenerationKey) -> bool:
+        """This node had this generation or a newer one, so it never opens this one."""
+        newest = (each for each in (*self._open, *self._superseded) if each.communicator == key.communicator)
+        return self._closed.is_closed(key) or any(key.epoch <= each.epoch for each in newest)
 
     def _follow(self, each: OpenedGeneration, notice: RevokeReceived) -> list[SuccessorAction]:
         """It counts only from a member, a closing notice only about the sender, and none in this node's name."""

@@ -151,6 +151,11 @@ class ClosedCommunicators:
         while len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
 
+    def is_closed(self, key: GenerationKey) -> bool:
+        """This generation or a newer one."""
+        found = self._closed.get(key.communicator)
+        return found is not None and key.epoch <= found.membership.epoch
+
     def concerned(self, change: Change) -> list[ClosedCommunicator]:
         """Those that would get a successor by this change."""
         return [

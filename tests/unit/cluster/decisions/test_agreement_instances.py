@@ -124,3 +124,14 @@ def test_a_proposal_that_raises_displaces_no_other() -> None:
     with pytest.raises(UsageError, match="too late"):
         instances.propose((9, 1, 1), b"y", 0.0)
     assert instances.votes_in(INSTANCE)
+
+
+def test_a_failed_proposal_is_not_repeated() -> None:
+    instances = AgreementInstances(1, lambda each: Random(str(each)))
+    instances.add_generation(7, 1, frozenset({1, 2, 3}))
+    instances.propose(INSTANCE, b"x", 0.0)
+    instances.tick(1.0)
+    failed = instances.voters_removed([Departure(2, "gone"), Departure(3, "gone")])
+    assert [type(each) for each in failed] == [ProposalFailed]
+    assert instances.due(2.0) is None
+    assert instances.tick(60.0) == []

@@ -10,6 +10,7 @@ from nexar.cluster.decisions.successor_events import (
     BuildFailure,
     BuildFailureKind,
     BuildFinished,
+    CloseGeneration,
     DiscardBuild,
     DropPeer,
     Interrupt,
@@ -600,7 +601,7 @@ def test_closing_after_a_change_is_announced_at_once() -> None:
     scene = Scene()
     part = scene.begin(communicator=PART)
     scene.fail(only(scene.change(left=killed(2))), TIMED_OUT)
-    assert scene.close(part) == [SendNotice((3,), part, 0, "it has closed it", closed=True)]
+    assert scene.close(part) == [CloseGeneration(part), SendNotice((3,), part, 0, "it has closed it", closed=True)]
     assert scene.close(part) == []
 
 
@@ -619,7 +620,7 @@ def test_closing_during_the_build_of_a_generation_with_an_outcome_is_announced_a
     part = scene.begin(communicator=PART)
     scene.revoke(part)
     scene.change(left=killed(2))
-    assert scene.close(part) == [SendNotice((3,), part, 0, "it has closed it", closed=True)]
+    assert scene.close(part) == [CloseGeneration(part), SendNotice((3,), part, 0, "it has closed it", closed=True)]
 
 
 def test_a_generation_built_while_its_user_closed_it_is_not_handed_out_and_later_changes_announce_it() -> None:
@@ -932,3 +933,36 @@ def test_events_about_unknown_generations_and_builds_do_nothing() -> None:
     assert scene.machine.outcome(unknown) is scene.machine.membership(unknown) is None
     assert not scene.machine.is_building(unknown)
     assert not scene.machine.is_concerned(unknown)
+
+
+def test_only_a_generation_without_a_successor_is_closed() -> None:
+    scene = Scene()
+    part = scene.begin(1, 2, 3, communicator=PART)
+    (*_, made) = scene.change(left=killed(2))
+    assert isinstance(made, StartBuild)
+    scene.finish(made)
+    assert scene.close(part) == []
+    assert not scene.machine.is_closed(part)
+    assert scene.close(made.key) == [CloseGeneration(made.key)]
+    assert scene.machine.is_closed(made.key)
+
+
+def test_notices_about_closed_communicators_come_after_the_builds_of_a_change() -> None:
+    scene = Scene()
+    scene.begin()
+    scene.close(scene.begin(1, 2, 3, communicator=PART))
+    kinds = [type(action).__name__ for action in scene.change(left=killed(2))]
+    assert kinds.index("StartBuild") < kinds.index("SendNotice")
+
+
+def test_notices_about_generations_that_are_over_here_are_not_kept() -> None:
+    scene = Scene()
+    world, part = scene.begin(), scene.begin(1, 2, 3, communicator=PART)
+    scene.close(part)
+    scene.hear(2, part, 1, closed=True)
+    (made,) = (action for action in scene.change(left=killed(2)) if isinstance(action, StartBuild))
+    scene.finish(made)
+    scene.hear(3, world, 2)
+    assert scene.machine.remembered()[2] == 0
+    scene.hear(3, key(PART + 1, 2), 1)
+    assert scene.machine.remembered()[2] == 1

@@ -18,8 +18,8 @@ settings.register_profile(
 )
 settings.load_profile("ci")
 
-# A shell starts background commands with SIGINT ignored, nohup with SIGHUP ignored, and processes inherit that. Tests of
-# these signals need them to arrive.
+# A shell starts background commands with SIGINT ignored, nohup starts one with SIGHUP ignored. Tests of these signals
+# need them to arrive.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -108,8 +108,8 @@ def test_all_actions_of_a_decided_membership_are_in_order() -> None:
         *["DropPeer"] * 2,
         "ReportDeparture",
         "AbortBuild",
-        "SendNotice",
         *["StartBuild"] * 3,
+        "SendNotice",
     ]
     other = scene.begin(1, 4, communicator=PART + 4)
     scene.need(other, 4)
@@ -588,7 +588,7 @@ def test_a_successor_replaces_the_outcome_of_a_stall() -> None:
 def test_a_closed_communicator_gets_no_successor_and_its_members_are_told_at_the_next_change() -> None:
     scene = Scene(1, 2, 3, 4)
     part, other = scene.begin(2, 1, 3, communicator=PART), scene.begin(1, 3, communicator=PART + 1)
-    assert scene.close(part) == scene.close(other) == []
+    assert [*scene.close(part), *scene.close(other)] == [CloseGeneration(part), CloseGeneration(other)]
     assert scene.machine.generations() == []
     actions = scene.change(left=killed(2))
     assert actions[-1] == SendNotice((3,), part, 1, "it has closed it", closed=True)
@@ -609,7 +609,7 @@ def test_closing_during_the_build_is_announced_only_if_that_fails() -> None:
     scene = Scene()
     part = scene.begin(communicator=PART)
     made = only(scene.change(left=killed(2)))
-    assert scene.close(part) == []
+    assert scene.close(part) == [CloseGeneration(part)]
     assert scene.fail(made, lost(3)) == [SendNotice((3,), part, 0, "it has closed it", closed=True)]
     assert scene.machine.due(scene.now) is None
 
@@ -868,7 +868,7 @@ def test_a_terminated_node_does_nothing_more() -> None:
     ]
     assert nothing == [[]] * 6
     assert kinds(scene.change(left=killed(2))) == ["AdoptMembership", "DropPeer"]
-    assert scene.close(part) == []
+    assert scene.close(part) == [CloseGeneration(part)], "and nobody is told"
     assert kinds(scene.change(left=killed(3))) == ["AdoptMembership", "DropPeer"]
 
 
@@ -945,14 +945,6 @@ def test_only_a_generation_without_a_successor_is_closed() -> None:
     assert not scene.machine.is_closed(part)
     assert scene.close(made.key) == [CloseGeneration(made.key)]
     assert scene.machine.is_closed(made.key)
-
-
-def test_notices_about_closed_communicators_come_after_the_builds_of_a_change() -> None:
-    scene = Scene()
-    scene.begin()
-    scene.close(scene.begin(1, 2, 3, communicator=PART))
-    kinds = [type(action).__name__ for action in scene.change(left=killed(2))]
-    assert kinds.index("StartBuild") < kinds.index("SendNotice")
 
 
 def test_notices_about_generations_that_are_over_here_are_not_kept() -> None:

@@ -1,7 +1,7 @@
 """A bounded pool of threads for blocking work, such as dials and name lookups.
 
-A task must not wait for another task of its pool: with all threads taken, neither would end. So attempts of a dial and
-builds of communicators run in their own threads.
+A task must not wait for another task of its pool: with all threads taken, neither would end. So the attempts of a dial
+run in their own threads.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation
 from nexar.communicator.generation_builder import GenerationBuilder
 from nexar.communicator.status import make_status_report
-from nexar.communicator.successors import Successors
 from nexar.communicator.successor_requests import Revocations, SuccessorRequests
+from nexar.communicator.successors import Successors
 from nexar.errors import JoinRefused, LinkClosed, NexarError, error_text, sendable
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds

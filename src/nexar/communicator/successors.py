@@ -325,9 +325,9 @@ class Successors:
         if old is None:  # closed meanwhile and garbage-collected
             self._failed(action.build, build, build_overtaken())
         else:
-            self._succeed(action.build, build, old)
+            self._start_successor(action.build, build, old)
 
-    def _succeed(self, number: BuildId, build: _Build, old: Generation) -> None:
+    def _start_successor(self, number: BuildId, build: _Build, old: Generation) -> None:
         try:
             self._builder.start(
                 build.membership,

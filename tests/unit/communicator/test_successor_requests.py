@@ -15,8 +15,8 @@ from nexar.cluster.decisions.successor_events import GenerationKey
 from nexar.cluster.decisions.successor_state import MAX_EARLY
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.generation import Generation
-from nexar.communicator.successors import Successors
 from nexar.communicator.successor_requests import SuccessorRequests
+from nexar.communicator.successors import Successors
 from nexar.errors import MembershipChanged, RecoveryTimeout, Revoked
 from nexar.group import deadline_after
 from nexar.links.link import Link

@@ -380,7 +380,7 @@ class SuccessorMachine:
             return self._give_up(each, target) if now >= each.gives_up_at else self._renew(each, target, now)
         if sum(build.old is not None for build in self._builds.values()) >= MAX_BUILDS:
             return []
-        return self._succeed(each, target, now)
+        return self._start_successor(each, target, now)
 
     def _give_up(self, each: OpenedGeneration, target: Membership) -> list[SuccessorAction]:
         missing = () if each.failed is None else each.failed.missing
@@ -396,7 +396,7 @@ class SuccessorMachine:
         each.renewal = Renewal(nodes_of(target), failed.until)
         return [RequestRenewal((each.key.communicator,), self.world.epoch)]
 
-    def _succeed(self, each: OpenedGeneration, target: Membership, now: float) -> list[SuccessorAction]:
+    def _start_successor(self, each: OpenedGeneration, target: Membership, now: float) -> list[SuccessorAction]:
         loss = self._history.loss_in(target)
         if loss is not None:  # it left quietly after the change that made this target
             each.failed = FailedBuild(target.epoch, now + self._recovery_timeout, (loss[0],))

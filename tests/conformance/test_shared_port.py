@@ -13,6 +13,7 @@ from nexar.transport.address import format_address, parse_address
 from nexar.transport.tls import TlsTransport
 from tests.conformance.harness import Node, Pair, Side, dial
 from tests.conformance.transports import LEFT, RIGHT, World, absent
+from tests.ports import free_port
 
 REASON = absent("nexar.transport.quic.transport")()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"quic: {REASON}")
@@ -71,9 +72,9 @@ def test_both_listen_at_the_same_number_and_can_be_dialed(opener: Opener, bind: 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["udp", "tcp"])
 def test_a_port_that_one_of_them_cannot_have_is_refused_and_let_go(opener: Opener, kind: int) -> None:
+    port = free_port()
     with socket.socket(type=kind) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+        taken.bind(("127.0.0.1", port))
         if kind == socket.SOCK_STREAM:
             taken.listen()
         with pytest.raises(ConfigError, match=f"(?s)NEXAR_PORT = {port} .* another process uses it"):
@@ -83,10 +84,10 @@ def test_a_port_that_one_of_them_cannot_have_is_refused_and_let_go(opener: Opene
 
 
 def test_the_next_port_of_the_range_is_taken_if_one_is_not_free_for_both(opener: Opener) -> None:
+    port = free_port()
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         quic, tls = bind_ports(Config(port_range=(port, min(port + 50, 65535)), bind="127.0.0.1"), opener.open_at)
     assert port < port_of(quic) == port_of(tls)
 

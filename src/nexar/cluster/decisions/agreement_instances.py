@@ -182,10 +182,12 @@ class AgreementInstances:
 
     def receive(self, sender: NodeId, message: MembershipMessage, now: float) -> list[AgreementAction]:
         """Messages about unknown communicators are dropped; senders repeat them."""
-        if isinstance(message, Suspect) or self._is_too_far(message.instance):
+        if isinstance(message, Suspect):
+            return []
+        if sender not in self._voters.get(message.instance[:2], ()) or self._is_too_far(message.instance):
             return []
         agreement, forgotten = self._agreement(message.instance)
-        if agreement is None or sender not in agreement.voters:
+        if agreement is None:
             return forgotten
         is_active = agreement.ballot is not None
         messages = agreement.receive(sender, message, now)
@@ -301,8 +303,11 @@ class AgreementInstances:
         reached = self._reached.get(group, 0)
         if instance in self._agreements or sequence <= reached + 1:
             return False
-        ahead = sum(each[:2] == group and each[2] > reached + 1 for each in self._agreements)
-        return sequence > reached + self._limits.distance or ahead >= self._limits.ahead
+        if sequence > reached + self._limits.distance:
+            return True
+        ahead = [each[:2] for each in self._agreements if each[2] > self._reached.get(each[:2], 0) + 1]
+        # Half of the memory stays for instances that this node has reached: those ahead never displace them.
+        return ahead.count(group) >= self._limits.ahead or len(ahead) >= self._limits.kept // 2
 
     def _forget(self, instance: Instance) -> list[AgreementAction]:
         """A proposal that waits for it has come too late: the others are far ahead."""

@@ -16,6 +16,8 @@ from nexar.cluster.decisions.agreement_instances import (
 from nexar.cluster.decisions.membership_events import MembershipMessage, SendMessage
 from nexar.cluster.membership import Departure
 from nexar.errors import PeerLost, UsageError
+from nexar.types import NodeId
+from nexar.wire.control import BallotNumber, Prepare
 
 INSTANCE = (7, 1, 1)
 
@@ -135,3 +137,33 @@ def test_a_failed_proposal_is_not_repeated() -> None:
     assert [type(each) for each in failed] == [ProposalFailed]
     assert instances.due(2.0) is None
     assert instances.tick(60.0) == []
+
+
+def _prepares_ahead(node: AgreementInstances, sender: NodeId, communicators: range) -> list[AgreementAction]:
+    return [
+        action
+        for communicator in communicators
+        for sequence in range(60_000, 60_300)
+        for action in node.receive(sender, Prepare((communicator, 1, sequence), BallotNumber(1, sender)), 0.0)
+    ]
+
+
+@pytest.mark.parametrize("sender", [2, 66], ids=["voter of all", "voter of none"])
+def test_messages_about_instances_ahead_displace_no_proposal(sender: NodeId) -> None:
+    communicators = range(1, 6)
+    node = AgreementInstances(1, lambda _: Random(1))
+    for communicator in communicators:
+        node.add_generation(communicator, 1, frozenset({1, 2, 3}))
+    node.propose((1, 1, 1), b"value", 0.0)
+    actions = _prepares_ahead(node, sender, communicators)
+    assert not [each for each in actions if isinstance(each, ProposalFailed)]
+    for communicator in communicators:
+        node.propose((communicator, 1, 2), b"value", 0.0)
+
+
+def test_a_node_that_is_no_voter_opens_no_instance() -> None:
+    node = AgreementInstances(1, lambda _: Random(1))
+    node.add_generation(1, 1, frozenset({1, 2, 3}))
+    _prepares_ahead(node, 66, range(1, 2))
+    assert node.due(0.0) is None
+    assert node.missing((1, 1, 60_000)) == []

@@ -6,9 +6,11 @@ left out, in halves and finally one by one (delta debugging). A smaller run coun
 
 from __future__ import annotations
 
+import gc
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
@@ -122,11 +124,12 @@ class Simulation:
         return node_machine(node, membership, random, active=self._policy == "automatic", apply=self._applied)
 
     def run(self) -> SimulationResult:
-        try:
-            self._execute()
-        except Violation as violation:
-            return self._outcome(str(violation), violation.nodes)
-        return self._outcome("")
+        with _without_collection():
+            try:
+                self._execute()
+            except Violation as violation:
+                return self._outcome(str(violation), violation.nodes)
+            return self._outcome("")
 
     def _execute(self) -> None:
         self.cluster.form(self.faults.clock)
@@ -186,6 +189,20 @@ class Simulation:
         return SimulationResult(
             self.seed, self.nodes, epochs, timeline.events, timeline.now, timeline.digest, broken, record, concerned
         )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pauses the garbage collector: a run keeps nearly all its objects, and traversing them takes a quarter of the
+    time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class ChangeCache:

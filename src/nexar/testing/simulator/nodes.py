@@ -175,9 +175,8 @@ class SimulatedNode:
 
     def _hold_waiting(self) -> None:
         """The process may have been stopped by an action."""
-        waiting, self._waiting = self._waiting, deque()
-        for event in waiting:
-            self._held.append(partial(self.handle, event))
+        self._held += [partial(self.handle, event) for event in self._waiting]
+        self._waiting.clear()
 
     def _handle(self, event: NodeInput) -> None:
         machine = self.machine
@@ -340,7 +339,8 @@ class SimulatedMember(SimulatedNode):
     @property
     def epoch(self) -> int:
         """0 before it is a member."""
-        return self.membership_machine.membership.epoch if self.membership_machine is not None else 0
+        machine = self.node_machine
+        return 0 if machine is None else machine.membership_machine.membership.epoch
 
     def suspects(self) -> frozenset[NodeId]:
         return frozenset() if self.membership_machine is None else frozenset(self.membership_machine.suspects())
@@ -414,8 +414,9 @@ class SimulatedMember(SimulatedNode):
         if self.paused:
             self._held.append(self._heartbeat)
             return
+        epoch = self.epoch
         for watcher in (*self._watchers, *self._seed()):
-            self._world.beat(self.node, watcher, self.epoch)
+            self._world.beat(self.node, watcher, epoch)
         self._measure()
         self._check_peers()
         if (
@@ -530,7 +531,10 @@ class SimulatedMember(SimulatedNode):
 
     def receive(self, sender: NodeId, message: MembershipMessage) -> None:
         if is_agree_message(message):
-            self.when_running(lambda: self._agree_message(sender, message))
+            if self.paused:
+                self._held.append(lambda: self._agree_message(sender, message))
+            elif self.alive:
+                self._agree_message(sender, message)
         else:
             super().receive(sender, message)
 
@@ -543,6 +547,8 @@ class SimulatedMember(SimulatedNode):
 
     def _do(self, action: MembershipAction | NodeAction) -> None:
         super()._do(action)
+        if type(action) is SendMessage:
+            return  # the most frequent action
         if isinstance(action, AdoptMembership) and self.agree_calls is not None:
             self.agree_calls.adopted(action.change, action.after)
         if isinstance(action, Investigate):
@@ -556,7 +562,10 @@ class SimulatedMember(SimulatedNode):
             self.application.generations.perform(action)  # type: ignore[arg-type]
 
     def frame_received(self, sender: NodeId, frame: LinkFrame) -> None:
-        self.when_running(lambda: self._frame_received(sender, frame))
+        if self.paused:
+            self._held.append(lambda: self._frame_received(sender, frame))
+        elif self.alive:
+            self._frame_received(sender, frame)
 
     def _frame_received(self, sender: NodeId, frame: LinkFrame) -> None:
         if self.application is not None:

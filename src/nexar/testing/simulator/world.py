@@ -70,14 +70,16 @@ class Timeline:
         heapq.heappush(self._due, (when, self._scheduled, action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.at(self.now + seconds, action)
+        self._scheduled += 1
+        heapq.heappush(self._due, (self.now + seconds, self._scheduled, action))
 
     def run_until(self, end: float) -> None:
         """Runs due actions in order, each at its own time."""
         due = self._due
         while due and due[0][0] <= end:
             when, _, action = heapq.heappop(due)
-            self.now = max(self.now, when)
+            if when > self.now:
+                self.now = when
             action()
         self.now = max(self.now, end)
 
@@ -149,14 +151,15 @@ class SimulatedNetwork:
         return frozenset(pair for pair in self._cut if pair[0] < pair[1])
 
     def open(self, source: NodeId, destination: NodeId) -> bool:
-        if self._cut and (source, destination) in self._cut:
+        if (source, destination) in self._cut:
             return False
-        return not any(
+        return not self.partitions or not any(
             source in partition.source and destination in partition.destination for partition in self.partitions
         )
 
     def both_ways(self, one: NodeId, other: NodeId) -> bool:
-        return self.open(one, other) and self.open(other, one)
+        is_whole = not self._cut and not self.partitions
+        return is_whole or (self.open(one, other) and self.open(other, one))
 
     def lag(self, *nodes: NodeId) -> float:
         return sum(self.slow.get(node, 0.0) for node in nodes) if self.slow else 0.0

@@ -37,7 +37,8 @@ from nexar.cluster.decisions.successor_events import (
     TerminationKind,
 )
 from nexar.cluster.decisions.successor_machine import SuccessorMachine
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.decisions.successor_state import NextGeneration
+from nexar.cluster.membership import Change, Membership, next_generation
 from nexar.types import NodeId
 from nexar.wire.control import Chosen
 
@@ -65,8 +66,9 @@ class NodeMachine:
         active: bool = True,
         random: Random,
         apply: Callable[[Change, Membership], Membership] = Change.apply,
+        next_generation: NextGeneration = next_generation,
     ) -> None:
-        """As MembershipMachine."""
+        """As MembershipMachine and SuccessorMachine."""
         self.has_left = False  # this node was removed by agreement
         # Both only for queries: all events go through `step`.
         self.membership_machine = MembershipMachine(
@@ -79,7 +81,9 @@ class NodeMachine:
             random=random,
             apply=apply,
         )
-        self.successor_machine = SuccessorMachine(me, membership, recovery_timeout=recovery_timeout, apply=apply)
+        self.successor_machine = SuccessorMachine(
+            me, membership, recovery_timeout=recovery_timeout, apply=apply, next_generation=next_generation
+        )
 
     def due(self, now: float) -> float | None:
         """The earlier of both machines."""

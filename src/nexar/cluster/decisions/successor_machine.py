@@ -75,6 +75,7 @@ from nexar.cluster.decisions.successor_state import (
     EarlyNotices,
     FailedBuild,
     NeededMembers,
+    NextGeneration,
     OpenedGeneration,
     Renewal,
     SupersededGeneration,
@@ -87,7 +88,7 @@ from nexar.cluster.decisions.successor_state import (
     stall_outcome,
     supersede,
 )
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.membership import Change, Membership, next_generation
 from nexar.errors import sendable
 from nexar.types import NodeId, Rank
 from nexar.wire.control import MAX_CAUSE_CHARACTERS
@@ -111,15 +112,16 @@ class SuccessorMachine:
         *,
         recovery_timeout: float,
         apply: Callable[[Change, Membership], Membership] = Change.apply,
+        next_generation: NextGeneration = next_generation,
     ) -> None:
-        """`apply` lets machines share memberships."""
+        """`apply` and `next_generation` let machines share memberships."""
         self.me = me
         # Why this node has no communicators any more; None while it has.
         self.terminated: Terminated | None = None
         self._recovery_timeout = recovery_timeout
         self._patience = _PATIENCE * recovery_timeout
         self._apply = apply
-        self._history = ChangeHistory(membership)
+        self._history = ChangeHistory(membership, next_generation)
         self._needed = NeededMembers(self._history)
         self._closed = ClosedCommunicators()
         self._early = EarlyNotices()

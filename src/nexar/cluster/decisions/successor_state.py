@@ -6,9 +6,9 @@ Every memory has a bound. The oldest entries are dropped; each class states why 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.decisions.successor_events import (
@@ -37,11 +37,16 @@ MAX_FOLLOWING: Final = 256
 MAX_EARLY: Final = 64
 
 
+NextGeneration: TypeAlias = Callable[[int, Membership, Membership, Sequence[Change]], Membership | None]
+"""A function with the arguments and result of `next_generation`."""
+
+
 class ChangeHistory:
     """Decided changes of the world, the newest MAX_CHANGES: no generation in use is based on an older membership."""
 
-    def __init__(self, world: Membership) -> None:
+    def __init__(self, world: Membership, next_generation: NextGeneration = next_generation) -> None:
         self.world = world  # the newest membership
+        self._next_generation = next_generation
         self._changes: list[Change] = []
         # The generations asked about since the last change, by communicator, with the answer: it takes time in
         # proportion to the members, and one event asks several times.
@@ -62,7 +67,7 @@ class ChangeHistory:
         if known is None or known[0] is not membership:
             if len(self._following) >= MAX_FOLLOWING:
                 self._following.clear()
-            found = next_generation(communicator, membership, self.world, self._changes)
+            found = self._next_generation(communicator, membership, self.world, self._changes)
             known = self._following[communicator] = (membership, found)
         return known[1]
 

@@ -214,14 +214,11 @@ class MembershipMachine:
         if self.expelled:
             return None
         agreement = self._agreement
-        proposing = agreement is not None and agreement.proposing
-        moments = [
-            agreement.due(now) if agreement is not None else None,
-            None if proposing else self._turn(),
-            self._suspicions.disputed_until,
-            self._broadcast.again,
-            self._stall_timer.due,
-        ]
+        moments = [self._suspicions.disputed_until, self._broadcast.again, self._stall_timer.due]
+        if agreement is not None:
+            moments.append(agreement.due(now))
+        if agreement is None or not agreement.proposing:
+            moments.append(self._turn())
         known = [moment for moment in moments if moment is not None]
         return max(now, min(known)) if known else None
 
@@ -238,7 +235,8 @@ class MembershipMachine:
             return actions
         actions += self._broadcast.messages(now, repeat=self._may_remove_lost)
         actions += self._stall(now)
-        return [*actions, *self._probe_results.drain()]
+        actions += self._probe_results.drain()
+        return actions
 
     def _apply_event(self, event: MembershipInput, now: float) -> list[MembershipAction]:  # noqa: PLR0911 - one line for each event
         match event:

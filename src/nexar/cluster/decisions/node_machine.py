@@ -87,8 +87,10 @@ class NodeMachine:
 
     def due(self, now: float) -> float | None:
         """The earlier of both machines."""
-        moments = (self.membership_machine.due(now), self.successor_machine.due(now))
-        return min((moment for moment in moments if moment is not None), default=None)
+        change, successor = self.membership_machine.due(now), self.successor_machine.due(now)
+        if change is None or successor is None:
+            return successor if change is None else change
+        return min(change, successor)
 
     def step(self, event: NodeInput, now: float) -> list[NodeAction]:
         """Returns the actions, in order. No other method changes the state."""
@@ -109,9 +111,14 @@ class NodeMachine:
     def _follow(self, first: Sequence[MembershipAction | SuccessorAction], now: float) -> list[NodeAction]:
         """Feed each machine what the other decided, until nothing is left but actions for the owner."""
         actions: list[NodeAction] = []
+        if not first:
+            return actions
         waiting = deque[MembershipAction | SuccessorAction](first)
         while waiting:
             action = waiting.popleft()
+            if isinstance(action, SendMessage):  # most actions
+                actions.append(action)
+                continue
             if isinstance(action, RequestRenewal):  # last: later changes of the same step come first
                 waiting.extend(self._request(action.communicators, action.epoch, now))
                 continue

@@ -205,7 +205,7 @@ class SuccessorMachine:
         """When a failed build requests a renewal or is given up, or a build without a parent is aborted."""
         if self.terminated is not None:
             return None
-        ends = [end for each in self._open.values() if (end := each.due) is not None]
+        ends = [end for each in self._open.values() if each.failed is not None and (end := each.due) is not None]
         ends += [build.abort_at for build in self._builds.values() if build.abort_at is not None and not build.aborted]
         return max(now, min(ends)) if ends else None
 
@@ -213,7 +213,9 @@ class SuccessorMachine:
 
     def step(self, event: SuccessorInput, now: float) -> list[SuccessorAction]:
         """Returns the actions, in order. No other method changes the state."""
-        actions = [*self._handle(event, now), *self._abort_orphans(now), *self._schedule(now)]
+        actions = self._handle(event, now)
+        actions += self._abort_orphans(now)
+        actions += self._schedule(now)
         if isinstance(event, MembershipDecided):  # after the builds, which must not wait for them
             actions += self._closing_notices(event.change)
         if self._must_ask:

@@ -83,6 +83,7 @@ class SimulatedGeneration:
         self.key = key
         self.membership = membership
         self.rank = rank
+        self.size = membership.size
         self.completed = NONE_COMPLETED
         self.agreements = 0
         """Calls of `agree()` here."""
@@ -96,10 +97,6 @@ class SimulatedGeneration:
         self.received: set[tuple[int, int]] = set()
         """Calls and steps whose frame has arrived."""
 
-    @property
-    def size(self) -> int:
-        return self.membership.size
-
     def node(self, rank: Rank) -> NodeId:
         return self.membership.members[rank % self.size].node
 
@@ -109,28 +106,30 @@ class SimulatedGeneration:
 
     def awaited(self) -> NodeId | None:
         """The member whose frame the call waits for."""
-        if self.call is None:
+        call = self.call
+        if call is None:
             return None
-        if self.is_broadcast(self.call.number):
-            return self.node(self.call.number)
-        return self.node(self.rank - (1 << self.call.step))
+        return self.node(call.number if self.is_broadcast(call.number) else self.rank - (1 << call.step))
 
     def receivers(self) -> list[NodeId]:
         """The members to which the call sends in this step."""
-        if self.call is None:
+        call = self.call
+        if call is None:
             return []
-        if self.is_broadcast(self.call.number):
-            is_root = self.call.number % self.size == self.rank
+        if self.is_broadcast(call.number):
+            is_root = call.number % self.size == self.rank
             return [self.node(self.rank + each) for each in range(1, self.size)] if is_root else []
-        return [self.node(self.rank + (1 << self.call.step))] if 1 << self.call.step < self.size else []
+        distance = 1 << call.step
+        return [self.node(self.rank + distance)] if distance < self.size else []
 
     def is_complete(self) -> bool:
         """Whether the call has taken all its steps."""
-        if self.call is None:
+        call = self.call
+        if call is None:
             return False
-        if self.is_broadcast(self.call.number):
-            return self.call.number % self.size == self.rank or self.call.step > 0
-        return 1 << self.call.step >= self.size
+        if self.is_broadcast(call.number):
+            return call.step > 0 or call.number % self.size == self.rank
+        return 1 << call.step >= self.size
 
 
 class _Begin(NamedTuple):
@@ -482,21 +481,24 @@ class Generations:
         call = generation.call
         if call is None or call.waits:
             return
-        while not generation.is_complete() and (call.number, call.step) in generation.received:
+        while not generation.is_complete():
+            if (call.number, call.step) not in generation.received:
+                self._check_call(generation)
+                return
             generation.received.discard((call.number, call.step))
             call.step += 1
             self._send_call(generation)
             if generation.call is not call or call.waits:
                 return
-        if generation.is_complete():
-            self._end_call(generation, None)
-        else:
-            self._check_call(generation)
+        self._end_call(generation, None)
 
     def _check_call(self, generation: SimulatedGeneration) -> None:
         """Ends a call that waits for a member that closed the communicator or cannot be reached."""
-        call, awaited = generation.call, generation.awaited()
-        if call is None or awaited is None or call.waits or (call.number, call.step) in generation.received:
+        call = generation.call
+        if call is None or call.waits or not (generation.closed_by or generation.lost):
+            return
+        awaited = generation.awaited()
+        if awaited is None or (call.number, call.step) in generation.received:
             return
         if awaited in generation.closed_by:
             rank = generation.membership.rank_of(awaited) or 0

@@ -73,8 +73,10 @@ class ChangeHistory:
 
     def gone_from(self, membership: Membership) -> dict[NodeId, str]:
         """Its members that left the world, and why."""
-        gone = [member.node for member in membership.members if self.world.rank_of(member.node) is None]
-        return {node: self._cause_of(node) for node in gone}
+        present = self.world.nodes
+        if membership.nodes <= present:
+            return {}  # usually
+        return {node: self._cause_of(node) for node in membership.nodes if node not in present}
 
     def loss_in(self, membership: Membership) -> tuple[NodeId, str] | None:
         """The first member that left the world, and why. A generation is built only with all its members."""
@@ -275,7 +277,7 @@ class Build:
 
 def nodes_of(membership: Membership) -> frozenset[NodeId]:
     """Its members."""
-    return frozenset(member.node for member in membership.members)
+    return frozenset(membership.nodes)
 
 
 def ranks_of(membership: Membership, nodes: Iterable[NodeId]) -> tuple[Rank, ...]:
@@ -341,6 +343,6 @@ def supersede(
     for change in changes:
         each.lost |= change.causes(each.membership)
         each.agreed = each.agreed and all(departure.willing for departure in change.left)
-    before = nodes_of(each.membership)
-    joined = tuple(rank for rank, member in enumerate(target.members) if member.node not in before)
+    before = each.membership.nodes
+    joined = tuple(rank for rank, node in enumerate(target.nodes) if node not in before)
     return Superseded(key, dict(sorted(each.lost.items())), joined, each.completed, each.agreed)

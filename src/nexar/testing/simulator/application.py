@@ -331,7 +331,7 @@ class Application:
     def opened(self, generation: SimulatedGeneration) -> None:
         communicator = generation.key.communicator
         if self._member.agree_calls is not None:
-            voters = frozenset(member.node for member in generation.membership.members)
+            voters = frozenset(generation.membership.nodes)
             self._member.agree_calls.opened(generation.key, voters)
         if communicator not in self._tasks:
             task = self._tasks[communicator] = _Task(generation, self._made_by.pop(communicator, None))
@@ -481,8 +481,7 @@ class Application:
         if now >= task.shrinks_until and generation.key.communicator != WORLD:
             self._close(task)
             return
-        nodes = {member.node for member in generation.membership.members}
-        if self._member.suspects() & nodes:
+        if self._member.suspects() & generation.membership.nodes:
             self._member.handle(RecoverNow())
         elif not self._member.is_concerned(generation.key):
             renewed = (generation.key.communicator,)

@@ -439,7 +439,8 @@ class SimulatedMember(SimulatedNode):
 
     def _seed(self) -> list[NodeId]:
         """The seed, if this member sends it heartbeats."""
-        membership = self.membership_machine.membership if self.membership_machine is not None else None
+        machine = self.node_machine
+        membership = None if machine is None else machine.membership_machine.membership
         if (
             membership is None
             or membership.seed is None
@@ -449,14 +450,16 @@ class SimulatedMember(SimulatedNode):
         return [membership.seed.node]
 
     def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
-        if self.membership_machine is None:
+        if self.node_machine is None:
             return
         self._count += 1
-        beat = self._beats.setdefault(epoch, Beat(epoch))
+        beat = self._beats.get(epoch)
+        if beat is None:
+            beat = self._beats[epoch] = Beat(epoch)
         now = self.now()
         self._detector.packets(sender, self._count, now)
         self._detector.beat(sender, beat, now)
-        if epoch < self.epoch:
+        if epoch < self.node_machine.membership_machine.membership.epoch:
             self.send_changes(sender, epoch)
 
     def send_changes(self, node: NodeId, epoch: int) -> None:

@@ -356,7 +356,8 @@ class SimulationContext:
 
     def own_delay(self, node: NodeId) -> float:
         """The extension of deadlines that the node derives from its own lateness."""
-        return min(LONGEST, STEPS_PER_ANSWER * self.network.lag(node))
+        lag = self.network.lag(node)
+        return min(LONGEST, STEPS_PER_ANSWER * lag) if lag else 0.0
 
 
 # -- data links
@@ -419,7 +420,7 @@ class DataLinks:
         """False: the link is broken as far as `source` knows."""
         if destination in self.ends[source].broken:
             return False
-        direction = self._direction(source, destination)
+        direction = self._directions.get((source, destination)) or self._direction(source, destination)
         if not direction.waiting and self._is_open(source, destination):
             self._transmit(source, destination, direction, frame)
             return True
@@ -444,7 +445,9 @@ class DataLinks:
 
     def _transmit(self, source: NodeId, destination: NodeId, direction: _Direction, frame: LinkFrame) -> None:
         number, end = direction.number, self.ends[destination]
-        arrival = max(self._timeline.now + self._latency(source, destination), direction.last_arrival)
+        arrival = self._timeline.now + self._latency(source, destination)
+        if arrival < direction.last_arrival:
+            arrival = direction.last_arrival
         direction.last_arrival = arrival
 
         def arrive() -> None:

@@ -152,6 +152,8 @@ class MembershipMachine:
         self._random = random
         self._apply = apply
         self._decided = DecidedChanges()
+        self._due: float | None = None
+        self._due_is_old = True  # owners ask more often than the state changes
         self._probe_results = ProbeResults(self._longest_probe, self._delay)
         self._world_since = membership.epoch  # epoch of the last change that ended the world's communicator
         self._enter(membership, Suspicions(me, membership), PendingChanges(me, membership))
@@ -211,6 +213,11 @@ class MembershipMachine:
         return self._decided.since(epoch)
 
     def due(self, now: float) -> float | None:
+        if self._due_is_old:
+            self._due, self._due_is_old = self._find_due(now), False
+        return None if self._due is None else max(now, self._due)
+
+    def _find_due(self, now: float) -> float | None:
         if self.expelled:
             return None
         agreement = self._agreement
@@ -220,12 +227,13 @@ class MembershipMachine:
         if agreement is None or not agreement.proposing:
             moments.append(self._turn())
         known = [moment for moment in moments if moment is not None]
-        return max(now, min(known)) if known else None
+        return min(known) if known else None
 
     # ------------------------------------------------------------ events
 
     def step(self, event: MembershipInput, now: float) -> list[MembershipAction]:
         """Returns the actions, in order. No other method changes the state."""
+        self._due_is_old = True
         return self._answer_expelled(event) if self.expelled else self._handle(event, now)
 
     def _handle(self, event: MembershipInput, now: float) -> list[MembershipAction]:

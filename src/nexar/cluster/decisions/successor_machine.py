@@ -130,6 +130,8 @@ class SuccessorMachine:
         self._builds: dict[BuildId, Build] = {}
         self._next_build = FIRST_BUILD
         self._must_ask = False  # this event may require a renewal
+        self._due: float | None = None
+        self._due_is_old = True  # owners ask more often than the state changes
 
     # ------------------------------------------------------------ queries
 
@@ -203,16 +205,22 @@ class SuccessorMachine:
 
     def due(self, now: float) -> float | None:
         """When a failed build requests a renewal or is given up, or a build without a parent is aborted."""
+        if self._due_is_old:
+            self._due, self._due_is_old = self._find_due(), False
+        return None if self._due is None else max(now, self._due)
+
+    def _find_due(self) -> float | None:
         if self.terminated is not None:
             return None
         ends = [end for each in self._open.values() if each.failed is not None and (end := each.due) is not None]
         ends += [build.abort_at for build in self._builds.values() if build.abort_at is not None and not build.aborted]
-        return max(now, min(ends)) if ends else None
+        return min(ends) if ends else None
 
     # ------------------------------------------------------------ events
 
     def step(self, event: SuccessorInput, now: float) -> list[SuccessorAction]:
         """Returns the actions, in order. No other method changes the state."""
+        self._due_is_old = True
         actions = self._handle(event, now)
         actions += self._abort_orphans(now)
         actions += self._schedule(now)

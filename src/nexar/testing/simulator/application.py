@@ -213,7 +213,9 @@ class ApplicationPlan:
     agrees: float = 0.0
     """Probability that the members agree on a value after a call, and after an error."""
     _draws: dict[tuple[str, GenerationKey, int], float] = field(default_factory=dict, init=False, compare=False)
-    _parts: dict[tuple[int, int], tuple[Membership, list[Part]]] = field(default_factory=dict, init=False, compare=False)
+    _parts: dict[tuple[int, int], tuple[Membership, list[Part]]] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def parts(self, generation: SimulatedGeneration, number: int) -> list[Part]:
         """Each communicator that this call makes."""

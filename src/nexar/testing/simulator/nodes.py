@@ -171,7 +171,8 @@ class SimulatedNode:
                 self._handle(self._waiting.popleft())
         finally:
             self._is_busy = False
-            self._hold_waiting()
+            if self._waiting:
+                self._hold_waiting()
 
     def _hold_waiting(self) -> None:
         """The process may have been stopped by an action."""

@@ -456,4 +456,6 @@ def _nodes(membership: Membership) -> list[NodeId]:
 
 def _missing_in(one: Membership, other: Membership) -> set[Rank]:
     """Ranks of `other` whose node is not in `one`."""
-    return {rank for rank, node in enumerate(other.nodes) if node not in one.nodes} if other.nodes - one.nodes else set()
+    return (
+        {rank for rank, node in enumerate(other.nodes) if node not in one.nodes} if other.nodes - one.nodes else set()
+    )

@@ -78,8 +78,7 @@ class Timeline:
         due = self._due
         while due and due[0][0] <= end:
             when, _, action = heapq.heappop(due)
-            if when > self.now:
-                self.now = when
+            self.now = max(self.now, when)
             action()
         self.now = max(self.now, end)
 
@@ -445,9 +444,7 @@ class DataLinks:
 
     def _transmit(self, source: NodeId, destination: NodeId, direction: _Direction, frame: LinkFrame) -> None:
         number, end = direction.number, self.ends[destination]
-        arrival = self._timeline.now + self._latency(source, destination)
-        if arrival < direction.last_arrival:
-            arrival = direction.last_arrival
+        arrival = max(self._timeline.now + self._latency(source, destination), direction.last_arrival)
         direction.last_arrival = arrival
 
         def arrive() -> None:

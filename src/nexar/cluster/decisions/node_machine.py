@@ -16,6 +16,7 @@ from nexar.cluster.decisions.membership_events import (
     MembershipAction,
     MembershipDecided,
     MembershipInput,
+    MessageReceived,
     NoProgress,
     PeerReachable,
     SelfExpelled,
@@ -100,6 +101,8 @@ class NodeMachine:
         return actions
 
     def _handle(self, event: NodeInput, now: float) -> Sequence[MembershipAction | SuccessorAction]:
+        if isinstance(event, MessageReceived):  # most events
+            return self.membership_machine.step(event, now)
         if isinstance(event, Tick):
             return [*self.membership_machine.step(event, now), *self.successor_machine.step(event, now)]
         if isinstance(event, MembershipInput):

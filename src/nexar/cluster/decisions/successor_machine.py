@@ -375,6 +375,8 @@ class SuccessorMachine:
         if self.terminated is not None:
             return []
         waiting = [each for each in self._open.values() if each.target is not None and each.build is None]
+        if not waiting:
+            return []
         actions: list[SuccessorAction] = []
         for each in sorted(waiting, key=lambda each: each.key):
             assert each.target is not None

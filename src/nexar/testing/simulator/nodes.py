@@ -256,9 +256,10 @@ class SimulatedNode:
         if due is None:
             return
         timeline = self._world.timeline
-        when = max((due - self._ahead) / self._rate, timeline.now + _MIN_TICK_SECONDS) + self._world.network.lag(
-            self.node
-        )
+        network = self._world.network
+        when = max((due - self._ahead) / self._rate, timeline.now + _MIN_TICK_SECONDS)
+        if network.slow:
+            when += network.lag(self.node)
         if self._wakes_at is None or when < self._wakes_at or self._wakes_at < timeline.now:
             self._wakes_at = when
             timeline.at(when, lambda: self._wake(when))
@@ -551,7 +552,7 @@ class SimulatedMember(SimulatedNode):
 
     def _do(self, action: MembershipAction | NodeAction) -> None:
         super()._do(action)
-        if type(action) is SendMessage:
+        if isinstance(action, SendMessage):
             return  # the most frequent action
         if isinstance(action, AdoptMembership) and self.agree_calls is not None:
             self.agree_calls.adopted(action.change, action.after)

@@ -177,7 +177,9 @@ class SimulatedNetwork:
 
     def _deliver(self, source: NodeId, destination: NodeId, slowest: float, arrive: Callable[[], None]) -> None:
         share = self._random.random()
-        seconds = _FASTEST + slowest * share * share + self.lag(source, destination)
+        seconds = _FASTEST + slowest * share * share
+        if self.slow:
+            seconds += self.lag(source, destination)
         self._timeline.after(seconds, arrive)
 
 
@@ -460,7 +462,9 @@ class DataLinks:
 
     def _latency(self, source: NodeId, destination: NodeId) -> float:
         conditions, random = self._network.fault_model, self._random
-        seconds = 0.0002 + conditions.slowest * random.random() ** 2 + self._network.lag(source, destination)
+        seconds = 0.0002 + conditions.slowest * random.random() ** 2
+        if self._network.slow:
+            seconds += self._network.lag(source, destination)
         while conditions.loss and random.random() < conditions.loss:
             seconds += _RETRANSMISSION
         return seconds

@@ -145,6 +145,7 @@ class _Build:
 
     def __init__(self, start: StartBuild, rank: Rank, exchange: CompletionExchange | None) -> None:
         self.start = start
+        self.key = start.key
         self.rank = rank
         self.exchange = exchange
         self.is_over = False
@@ -309,7 +310,7 @@ class Generations:
             return
         self._host.after(RECOVERY_TIMEOUT, lambda: self._time_out(build))
         self._send_rounds(build, exchange.start())
-        for sender, frame in self._early.pop(start.key, []):
+        for sender, frame in self._early.pop(build.key, []):
             self._build_frame(build, sender, frame)
         self._check_build(build)
 
@@ -325,11 +326,11 @@ class Generations:
     def _send_rounds(self, build: _Build, sends: list[SendNews]) -> None:
         for each in sends:
             node = build.start.membership.members[each.rank].node
-            self._world.build_step(self._host.node, build.start.key, each.step)
+            self._world.build_step(self._host.node, build.key, each.step)
             if build.is_over or not self._host.alive:
                 return
             build.awaited = each.source
-            frame = LinkFrame("build", build.start.key, 0, each.step, each.news)
+            frame = LinkFrame("build", build.key, 0, each.step, each.news)
             if not self._host.dial_again(node) or not self._world.links.send(self._host.node, node, frame):
                 self._fail(build.start.build, BuildFailure(BuildFailureKind.PEER_LOST, (node,), "its link is lost"))
         if build.exchange is not None and (result := build.exchange.result) is not None:
@@ -359,7 +360,7 @@ class Generations:
         self._fail(build.start.build, BuildFailure(BuildFailureKind.TIMED_OUT, missing, "it does not answer"))
 
     def _finish(self, build: _Build, completed: int | None) -> None:
-        self._world.build_step(self._host.node, build.start.key, LAST_STEP)
+        self._world.build_step(self._host.node, build.key, LAST_STEP)
         if not build.is_over and self._host.alive:
             build.is_over = True
             self._host.handle(BuildFinished(build.start.build, completed))
@@ -378,8 +379,8 @@ class Generations:
 
     def _forget_build(self, build: _Build) -> None:
         self._builds.pop(build.start.build, None)
-        if self._building.get(build.start.key) is build:
-            del self._building[build.start.key]
+        if self._building.get(build.key) is build:
+            del self._building[build.key]
 
     def _opened(self, build_id: BuildId, key: GenerationKey) -> None:
         build = self._builds[build_id]
@@ -395,7 +396,7 @@ class Generations:
         """Other members may use the generation: they must not wait for this node."""
         build = self._builds[build_id]
         self._forget_build(build)
-        self._leave(build.start.key, build.start.membership)
+        self._leave(build.key, build.start.membership)
 
     def _leave(self, key: GenerationKey, membership: Membership) -> None:
         """Tells the other members, after what was sent before, that this node takes no part."""

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -106,6 +106,11 @@ class Membership:
     @property
     def size(self) -> int:
         return len(self.members)
+
+    @property
+    def nodes(self) -> KeysView[NodeId]:
+        """The members, by rank, with the operations of a set."""
+        return self._ranks.keys()
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -273,7 +278,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.epoch != membership.epoch + 1:
             raise MembershipError(f"a change to epoch {self.epoch} of a membership of epoch {membership.epoch}")
         gone = self.gone
-        if not gone <= {member.node for member in membership.members}:
+        if not gone <= membership.nodes:
             raise MembershipError("a change that removes a node that is not a member")
         stay = tuple(member for member in membership.members if member.node not in gone)
         after = Membership(membership.cluster, self.epoch, stay + self.joined, membership.attendants, membership.seed)

@@ -152,6 +152,8 @@ class MembershipMachine:
         self._random = random
         self._apply = apply
         self._decided = DecidedChanges()
+        self._due: float | None = None
+        self._due_is_old = True  # owners ask more often than the state changes
         self._probe_results = ProbeResults(self._longest_probe, self._delay)
         self._world_since = membership.epoch  # epoch of the last change that ended the world's communicator
         self._enter(membership, Suspicions(me, membership), PendingChanges(me, membership))
@@ -211,24 +213,27 @@ class MembershipMachine:
         return self._decided.since(epoch)
 
     def due(self, now: float) -> float | None:
+        if self._due_is_old:
+            self._due, self._due_is_old = self._find_due(now), False
+        return None if self._due is None else max(now, self._due)
+
+    def _find_due(self, now: float) -> float | None:
         if self.expelled:
             return None
         agreement = self._agreement
-        proposing = agreement is not None and agreement.proposing
-        moments = [
-            agreement.due(now) if agreement is not None else None,
-            None if proposing else self._turn(),
-            self._suspicions.disputed_until,
-            self._broadcast.again,
-            self._stall_timer.due,
-        ]
+        moments = [self._suspicions.disputed_until, self._broadcast.again, self._stall_timer.due]
+        if agreement is not None:
+            moments.append(agreement.due(now))
+        if agreement is None or not agreement.proposing:
+            moments.append(self._turn())
         known = [moment for moment in moments if moment is not None]
-        return max(now, min(known)) if known else None
+        return min(known) if known else None
 
     # ------------------------------------------------------------ events
 
     def step(self, event: MembershipInput, now: float) -> list[MembershipAction]:
         """Returns the actions, in order. No other method changes the state."""
+        self._due_is_old = True
         return self._answer_expelled(event) if self.expelled else self._handle(event, now)
 
     def _handle(self, event: MembershipInput, now: float) -> list[MembershipAction]:
@@ -238,7 +243,8 @@ class MembershipMachine:
             return actions
         actions += self._broadcast.messages(now, repeat=self._may_remove_lost)
         actions += self._stall(now)
-        return [*actions, *self._probe_results.drain()]
+        actions += self._probe_results.drain()
+        return actions
 
     def _apply_event(self, event: MembershipInput, now: float) -> list[MembershipAction]:  # noqa: PLR0911 - one line for each event
         match event:

@@ -16,6 +16,7 @@ from nexar.cluster.decisions.membership_events import (
     MembershipAction,
     MembershipDecided,
     MembershipInput,
+    MessageReceived,
     NoProgress,
     PeerReachable,
     SelfExpelled,
@@ -37,7 +38,8 @@ from nexar.cluster.decisions.successor_events import (
     TerminationKind,
 )
 from nexar.cluster.decisions.successor_machine import SuccessorMachine
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.decisions.successor_state import NextGeneration
+from nexar.cluster.membership import Change, Membership, next_generation
 from nexar.types import NodeId
 from nexar.wire.control import Chosen
 
@@ -65,8 +67,9 @@ class NodeMachine:
         active: bool = True,
         random: Random,
         apply: Callable[[Change, Membership], Membership] = Change.apply,
+        next_generation: NextGeneration = next_generation,
     ) -> None:
-        """As MembershipMachine."""
+        """As MembershipMachine and SuccessorMachine."""
         self.has_left = False  # this node was removed by agreement
         # Both only for queries: all events go through `step`.
         self.membership_machine = MembershipMachine(
@@ -79,12 +82,16 @@ class NodeMachine:
             random=random,
             apply=apply,
         )
-        self.successor_machine = SuccessorMachine(me, membership, recovery_timeout=recovery_timeout, apply=apply)
+        self.successor_machine = SuccessorMachine(
+            me, membership, recovery_timeout=recovery_timeout, apply=apply, next_generation=next_generation
+        )
 
     def due(self, now: float) -> float | None:
         """The earlier of both machines."""
-        moments = (self.membership_machine.due(now), self.successor_machine.due(now))
-        return min((moment for moment in moments if moment is not None), default=None)
+        change, successor = self.membership_machine.due(now), self.successor_machine.due(now)
+        if change is None or successor is None:
+            return successor if change is None else change
+        return min(change, successor)
 
     def step(self, event: NodeInput, now: float) -> list[NodeAction]:
         """Returns the actions, in order. No other method changes the state."""
@@ -94,6 +101,8 @@ class NodeMachine:
         return actions
 
     def _handle(self, event: NodeInput, now: float) -> Sequence[MembershipAction | SuccessorAction]:
+        if isinstance(event, MessageReceived):  # most events
+            return self.membership_machine.step(event, now)
         if isinstance(event, Tick):
             return [*self.membership_machine.step(event, now), *self.successor_machine.step(event, now)]
         if isinstance(event, MembershipInput):
@@ -105,9 +114,14 @@ class NodeMachine:
     def _follow(self, first: Sequence[MembershipAction | SuccessorAction], now: float) -> list[NodeAction]:
         """Feed each machine what the other decided, until nothing is left but actions for the owner."""
         actions: list[NodeAction] = []
+        if not first:
+            return actions
         waiting = deque[MembershipAction | SuccessorAction](first)
         while waiting:
             action = waiting.popleft()
+            if isinstance(action, SendMessage):  # most actions
+                actions.append(action)
+                continue
             if isinstance(action, RequestRenewal):  # last: later changes of the same step come first
                 waiting.extend(self._request(action.communicators, action.epoch, now))
                 continue

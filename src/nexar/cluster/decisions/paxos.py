@@ -160,13 +160,15 @@ def majority(voters: Collection[NodeId]) -> int:
 class Electorate(Collection[NodeId]):
     """Members by rank, then the seed if it votes. Builds no set: memberships are large."""
 
-    __slots__ = ("_members", "seed_voter")
+    __slots__ = ("_members", "_size", "needed", "seed_voter")
 
     def __init__(self, membership: Membership) -> None:
         self._members = membership
         seed = membership.seed
         # the seed, if it votes
         self.seed_voter: NodeId | None = None if seed is None or membership.size % 2 else seed.node
+        self._size = membership.size + (self.seed_voter is not None)
+        self.needed: Final = majority(self)
 
     def __contains__(self, node: object) -> bool:
         return isinstance(node, int) and (self._members.rank_of(node) is not None or node == self.seed_voter)
@@ -178,11 +180,7 @@ class Electorate(Collection[NodeId]):
             yield self.seed_voter
 
     def __len__(self) -> int:
-        return self._members.size + (self.seed_voter is not None)
-
-    @property
-    def needed(self) -> int:
-        return majority(self)
+        return self._size
 
 
 AcceptCheck: TypeAlias = Callable[[Accept], VoteDecision]

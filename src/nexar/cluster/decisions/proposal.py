@@ -134,7 +134,9 @@ _YIELD_TO_LOWER_RANK: Final = 1.0  # seconds after a lower rank's last proposal;
 
 def stagger(position: int) -> float:
     """Seconds to wait for the nodes before this position."""
-    return TURN_STAGGER * min(position, _LARGE_WORLD) + _LARGE_WORLD_STAGGER * max(0, position - _LARGE_WORLD)
+    if position <= _LARGE_WORLD:
+        return TURN_STAGGER * position
+    return TURN_STAGGER * _LARGE_WORLD + _LARGE_WORLD_STAGGER * (position - _LARGE_WORLD)
 
 
 class ProposalTurn:
@@ -174,7 +176,11 @@ class ProposalTurn:
             return None  # the usual case, asked after every event
         position = self._my_rank - suspicions.lower_rank_count
         wait = self._wait(position)
-        turns = [since + wait for since in (wanted, urgent) if since is not None]
+        turns: list[float] = []
+        if wanted is not None:
+            turns.append(wanted + wait)
+        if urgent is not None:
+            turns.append(urgent + wait)
         if willing is not None and suspicions.leave_majority:
             turns.append(willing + WILLING_DELAY + wait)
         if severed is not None:

@@ -75,6 +75,7 @@ from nexar.cluster.decisions.successor_state import (
     EarlyNotices,
     FailedBuild,
     NeededMembers,
+    NextGeneration,
     OpenedGeneration,
     Renewal,
     SupersededGeneration,
@@ -87,7 +88,7 @@ from nexar.cluster.decisions.successor_state import (
     stall_outcome,
     supersede,
 )
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.membership import Change, Membership, next_generation
 from nexar.errors import sendable
 from nexar.types import NodeId, Rank
 from nexar.wire.control import MAX_CAUSE_CHARACTERS
@@ -111,15 +112,16 @@ class SuccessorMachine:
         *,
         recovery_timeout: float,
         apply: Callable[[Change, Membership], Membership] = Change.apply,
+        next_generation: NextGeneration = next_generation,
     ) -> None:
-        """`apply` lets machines share memberships."""
+        """`apply` and `next_generation` let machines share memberships."""
         self.me = me
         # Why this node has no communicators any more; None while it has.
         self.terminated: Terminated | None = None
         self._recovery_timeout = recovery_timeout
         self._patience = _PATIENCE * recovery_timeout
         self._apply = apply
-        self._history = ChangeHistory(membership)
+        self._history = ChangeHistory(membership, next_generation)
         self._needed = NeededMembers(self._history)
         self._closed = ClosedCommunicators()
         self._early = EarlyNotices()
@@ -128,6 +130,8 @@ class SuccessorMachine:
         self._builds: dict[BuildId, Build] = {}
         self._next_build = FIRST_BUILD
         self._must_ask = False  # this event may require a renewal
+        self._due: float | None = None
+        self._due_is_old = True  # owners ask more often than the state changes
 
     # ------------------------------------------------------------ queries
 
@@ -201,17 +205,25 @@ class SuccessorMachine:
 
     def due(self, now: float) -> float | None:
         """When a failed build requests a renewal or is given up, or a build without a parent is aborted."""
+        if self._due_is_old:
+            self._due, self._due_is_old = self._find_due(), False
+        return None if self._due is None else max(now, self._due)
+
+    def _find_due(self) -> float | None:
         if self.terminated is not None:
             return None
-        ends = [end for each in self._open.values() if (end := each.due) is not None]
+        ends = [end for each in self._open.values() if each.failed is not None and (end := each.due) is not None]
         ends += [build.abort_at for build in self._builds.values() if build.abort_at is not None and not build.aborted]
-        return max(now, min(ends)) if ends else None
+        return min(ends) if ends else None
 
     # ------------------------------------------------------------ events
 
     def step(self, event: SuccessorInput, now: float) -> list[SuccessorAction]:
         """Returns the actions, in order. No other method changes the state."""
-        actions = [*self._handle(event, now), *self._abort_orphans(now), *self._schedule(now)]
+        self._due_is_old = True
+        actions = self._handle(event, now)
+        actions += self._abort_orphans(now)
+        actions += self._schedule(now)
         if isinstance(event, MembershipDecided):  # after the builds, which must not wait for them
             actions += self._closing_notices(event.change)
         if self._must_ask:
@@ -363,6 +375,8 @@ class SuccessorMachine:
         if self.terminated is not None:
             return []
         waiting = [each for each in self._open.values() if each.target is not None and each.build is None]
+        if not waiting:
+            return []
         actions: list[SuccessorAction] = []
         for each in sorted(waiting, key=lambda each: each.key):
             assert each.target is not None

@@ -6,9 +6,9 @@ Every memory has a bound. The oldest entries are dropped; each class states why 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.decisions.successor_events import (
@@ -37,11 +37,16 @@ MAX_FOLLOWING: Final = 256
 MAX_EARLY: Final = 64
 
 
+NextGeneration: TypeAlias = Callable[[int, Membership, Membership, Sequence[Change]], Membership | None]
+"""A function with the arguments and result of `next_generation`."""
+
+
 class ChangeHistory:
     """Decided changes of the world, the newest MAX_CHANGES: no generation in use is based on an older membership."""
 
-    def __init__(self, world: Membership) -> None:
+    def __init__(self, world: Membership, next_generation: NextGeneration = next_generation) -> None:
         self.world = world  # the newest membership
+        self._next_generation = next_generation
         self._changes: list[Change] = []
         # The generations asked about since the last change, by communicator, with the answer: it takes time in
         # proportion to the members, and one event asks several times.
@@ -62,14 +67,16 @@ class ChangeHistory:
         if known is None or known[0] is not membership:
             if len(self._following) >= MAX_FOLLOWING:
                 self._following.clear()
-            found = next_generation(communicator, membership, self.world, self._changes)
+            found = self._next_generation(communicator, membership, self.world, self._changes)
             known = self._following[communicator] = (membership, found)
         return known[1]
 
     def gone_from(self, membership: Membership) -> dict[NodeId, str]:
         """Its members that left the world, and why."""
-        gone = [member.node for member in membership.members if self.world.rank_of(member.node) is None]
-        return {node: self._cause_of(node) for node in gone}
+        present = self.world.nodes
+        if membership.nodes <= present:
+            return {}  # usually
+        return {node: self._cause_of(node) for node in membership.nodes if node not in present}
 
     def loss_in(self, membership: Membership) -> tuple[NodeId, str] | None:
         """The first member that left the world, and why. A generation is built only with all its members."""
@@ -270,7 +277,7 @@ class Build:
 
 def nodes_of(membership: Membership) -> frozenset[NodeId]:
     """Its members."""
-    return frozenset(member.node for member in membership.members)
+    return frozenset(membership.nodes)
 
 
 def ranks_of(membership: Membership, nodes: Iterable[NodeId]) -> tuple[Rank, ...]:
@@ -336,6 +343,6 @@ def supersede(
     for change in changes:
         each.lost |= change.causes(each.membership)
         each.agreed = each.agreed and all(departure.willing for departure in change.left)
-    before = nodes_of(each.membership)
-    joined = tuple(rank for rank, member in enumerate(target.members) if member.node not in before)
+    before = each.membership.nodes
+    joined = tuple(rank for rank, node in enumerate(target.nodes) if node not in before)
     return Superseded(key, dict(sorted(each.lost.items())), joined, each.completed, each.agreed)

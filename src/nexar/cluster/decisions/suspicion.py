@@ -60,16 +60,16 @@ class Suspicions(Mapping[NodeId, Suspicion]):
 
     @property
     def urgent_since(self) -> float | None:
-        return next(iter(self._urgent.values()), None)
+        return next(iter(self._urgent.values())) if self._urgent else None
 
     @property
     def willing_since(self) -> float | None:
         """When the first quiet member left."""
-        return next(iter(self._willing.values()), None)
+        return next(iter(self._willing.values())) if self._willing else None
 
     @property
     def disputed_until(self) -> float | None:
-        return min(self._disputed.values(), default=None)
+        return min(self._disputed.values()) if self._disputed else None
 
     @property
     def urgent(self) -> tuple[NodeId, ...]:
@@ -208,7 +208,9 @@ class SuspicionBroadcast:
             self.again = None
         elif self.again is None:
             self._postpone(now)
-        receivers = self._lowest() if nodes else []
+        if not nodes:
+            return []
+        receivers = self._lowest()
         messages = [self._message(node) for node in nodes if node in self._suspicions]
         return [SendMessage(receiver, message) for message in messages for receiver in receivers]
 
@@ -288,6 +290,8 @@ class ProbeResults:
         self._missed.clear()
 
     def drain(self) -> list[StartProbe]:
+        if not self._wanted:
+            return []
         wanted, self._wanted = self._wanted, []
         return [StartProbe(node) for node in wanted]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from nexar.cluster.decisions.agreement_instances import (
     AgreementAction,
@@ -189,9 +189,17 @@ _USUAL_AGREEING: Final = 6  # members
 _AFTER_ERROR: Final = -1  # instead of the number of a call
 
 
+class Part(NamedTuple):
+    """A communicator that the members make."""
+
+    communicator: int
+    ranks: tuple[Rank, ...]
+    membership: Membership
+
+
 @dataclass(frozen=True, slots=True)
 class ApplicationPlan:
-    """What all members do in one run."""
+    """What all members do in one run. All members ask the same, so answers are kept."""
 
     seed: int
     groups: int = 0
@@ -204,13 +212,29 @@ class ApplicationPlan:
     """Seconds between two calls."""
     agrees: float = 0.0
     """Probability that the members agree on a value after a call, and after an error."""
+    _draws: dict[tuple[str, GenerationKey, int], float] = field(default_factory=dict, init=False, compare=False)
+    _parts: dict[tuple[int, int], tuple[Membership, list[Part]]] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
-    def parts(self, generation: SimulatedGeneration, number: int) -> Iterator[tuple[int, tuple[Rank, ...]]]:
-        """Id and ranks of each communicator that this call makes."""
+    def parts(self, generation: SimulatedGeneration, number: int) -> list[Part]:
+        """Each communicator that this call makes."""
+        if generation.key.communicator != WORLD or generation.is_broadcast(number):
+            return []
+        world = generation.membership
+        kept = self._parts.get((id(world), number))  # the membership is kept too, so the identity is not reused
+        if kept is None:
+            made = [
+                Part(communicator, ranks, _members_of(world, ranks))
+                for communicator, ranks in self._draw_parts(generation, number)
+            ]
+            kept = self._parts[id(world), number] = (world, made)
+        return kept[1]
+
+    def _draw_parts(self, generation: SimulatedGeneration, number: int) -> Iterator[tuple[int, tuple[Rank, ...]]]:
+        """Id and ranks of each part."""
         key, size = generation.key, generation.size
         random = Random(f"{self.seed}/split/{key}/{number}")
-        if key.communicator != WORLD or generation.is_broadcast(number):
-            return
         if number == 0 and generation.membership.epoch == 1:
             for occasion in range(self.groups):
                 ranks = tuple(sorted(random.sample(range(size), min(size, random.randint(2, 6)))))
@@ -223,15 +247,22 @@ class ApplicationPlan:
 
     def pause(self, key: GenerationKey, number: int) -> float:
         """Seconds after this call."""
-        return self.interval * (0.5 + Random(f"{self.seed}/pause/{key}/{number}").random())
+        return self.interval * (0.5 + self._draw("pause", key, number))
 
     def agrees_after(self, generation: SimulatedGeneration, number: int) -> bool:
         """Less often in large communicators: every member proposes, so a call takes the square of their number."""
         chance = self.agrees * min(1.0, _USUAL_AGREEING / generation.size)
-        return Random(f"{self.seed}/agree/{generation.key}/{number}").random() < chance
+        return chance > 0.0 and self._draw("agree", generation.key, number) < chance
 
     def closes_after(self, key: GenerationKey, number: int) -> bool:
-        return key.communicator != WORLD and Random(f"{self.seed}/close/{key}/{number}").random() < self.closes
+        return key.communicator != WORLD and self.closes > 0.0 and self._draw("close", key, number) < self.closes
+
+    def _draw(self, what: str, key: GenerationKey, number: int) -> float:
+        """A number in [0, 1)."""
+        draw = self._draws.get((what, key, number))
+        if draw is None:
+            draw = self._draws[what, key, number] = Random(f"{self.seed}/{what}/{key}/{number}").random()
+        return draw
 
 
 def part_id(key: GenerationKey, kind: int, occasion: int, ranks: tuple[Rank, ...]) -> int:
@@ -302,7 +333,7 @@ class Application:
     def opened(self, generation: SimulatedGeneration) -> None:
         communicator = generation.key.communicator
         if self._member.agree_calls is not None:
-            voters = frozenset(member.node for member in generation.membership.members)
+            voters = frozenset(generation.membership.nodes)
             self._member.agree_calls.opened(generation.key, voters)
         if communicator not in self._tasks:
             task = self._tasks[communicator] = _Task(generation, self._made_by.pop(communicator, None))
@@ -369,10 +400,10 @@ class Application:
 
     def _completed(self, task: _Task, number: int) -> None:
         generation = task.generation
-        for communicator, ranks in self._program.parts(generation, number):
-            if generation.rank in ranks:
-                self._made_by[communicator] = (generation.key, number)
-                self.generations.begin(communicator, _members_of(generation.membership, ranks))
+        for part in self._program.parts(generation, number):
+            if generation.rank in part.ranks:
+                self._made_by[part.communicator] = (generation.key, number)
+                self.generations.begin(part.communicator, part.membership)
         if self._program.closes_after(generation.key, number):
             self._close(task)
         elif self._program.agrees_after(generation, number):
@@ -452,8 +483,7 @@ class Application:
         if now >= task.shrinks_until and generation.key.communicator != WORLD:
             self._close(task)
             return
-        nodes = {member.node for member in generation.membership.members}
-        if self._member.suspects() & nodes:
+        if self._member.suspects() & generation.membership.nodes:
             self._member.handle(RecoverNow())
         elif not self._member.is_concerned(generation.key):
             renewed = (generation.key.communicator,)

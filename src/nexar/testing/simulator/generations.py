@@ -83,6 +83,7 @@ class SimulatedGeneration:
         self.key = key
         self.membership = membership
         self.rank = rank
+        self.size = membership.size
         self.completed = NONE_COMPLETED
         self.agreements = 0
         """Calls of `agree()` here."""
@@ -96,10 +97,6 @@ class SimulatedGeneration:
         self.received: set[tuple[int, int]] = set()
         """Calls and steps whose frame has arrived."""
 
-    @property
-    def size(self) -> int:
-        return self.membership.size
-
     def node(self, rank: Rank) -> NodeId:
         return self.membership.members[rank % self.size].node
 
@@ -109,28 +106,30 @@ class SimulatedGeneration:
 
     def awaited(self) -> NodeId | None:
         """The member whose frame the call waits for."""
-        if self.call is None:
+        call = self.call
+        if call is None:
             return None
-        if self.is_broadcast(self.call.number):
-            return self.node(self.call.number)
-        return self.node(self.rank - (1 << self.call.step))
+        return self.node(call.number if self.is_broadcast(call.number) else self.rank - (1 << call.step))
 
     def receivers(self) -> list[NodeId]:
         """The members to which the call sends in this step."""
-        if self.call is None:
+        call = self.call
+        if call is None:
             return []
-        if self.is_broadcast(self.call.number):
-            is_root = self.call.number % self.size == self.rank
+        if self.is_broadcast(call.number):
+            is_root = call.number % self.size == self.rank
             return [self.node(self.rank + each) for each in range(1, self.size)] if is_root else []
-        return [self.node(self.rank + (1 << self.call.step))] if 1 << self.call.step < self.size else []
+        distance = 1 << call.step
+        return [self.node(self.rank + distance)] if distance < self.size else []
 
     def is_complete(self) -> bool:
         """Whether the call has taken all its steps."""
-        if self.call is None:
+        call = self.call
+        if call is None:
             return False
-        if self.is_broadcast(self.call.number):
-            return self.call.number % self.size == self.rank or self.call.step > 0
-        return 1 << self.call.step >= self.size
+        if self.is_broadcast(call.number):
+            return call.step > 0 or call.number % self.size == self.rank
+        return 1 << call.step >= self.size
 
 
 class _Begin(NamedTuple):
@@ -146,6 +145,7 @@ class _Build:
 
     def __init__(self, start: StartBuild, rank: Rank, exchange: CompletionExchange | None) -> None:
         self.start = start
+        self.key = start.key
         self.rank = rank
         self.exchange = exchange
         self.is_over = False
@@ -310,7 +310,7 @@ class Generations:
             return
         self._host.after(RECOVERY_TIMEOUT, lambda: self._time_out(build))
         self._send_rounds(build, exchange.start())
-        for sender, frame in self._early.pop(start.key, []):
+        for sender, frame in self._early.pop(build.key, []):
             self._build_frame(build, sender, frame)
         self._check_build(build)
 
@@ -326,11 +326,11 @@ class Generations:
     def _send_rounds(self, build: _Build, sends: list[SendNews]) -> None:
         for each in sends:
             node = build.start.membership.members[each.rank].node
-            self._world.build_step(self._host.node, build.start.key, each.step)
+            self._world.build_step(self._host.node, build.key, each.step)
             if build.is_over or not self._host.alive:
                 return
             build.awaited = each.source
-            frame = LinkFrame("build", build.start.key, 0, each.step, each.news)
+            frame = LinkFrame("build", build.key, 0, each.step, each.news)
             if not self._host.dial_again(node) or not self._world.links.send(self._host.node, node, frame):
                 self._fail(build.start.build, BuildFailure(BuildFailureKind.PEER_LOST, (node,), "its link is lost"))
         if build.exchange is not None and (result := build.exchange.result) is not None:
@@ -360,7 +360,7 @@ class Generations:
         self._fail(build.start.build, BuildFailure(BuildFailureKind.TIMED_OUT, missing, "it does not answer"))
 
     def _finish(self, build: _Build, completed: int | None) -> None:
-        self._world.build_step(self._host.node, build.start.key, LAST_STEP)
+        self._world.build_step(self._host.node, build.key, LAST_STEP)
         if not build.is_over and self._host.alive:
             build.is_over = True
             self._host.handle(BuildFinished(build.start.build, completed))
@@ -379,8 +379,8 @@ class Generations:
 
     def _forget_build(self, build: _Build) -> None:
         self._builds.pop(build.start.build, None)
-        if self._building.get(build.start.key) is build:
-            del self._building[build.start.key]
+        if self._building.get(build.key) is build:
+            del self._building[build.key]
 
     def _opened(self, build_id: BuildId, key: GenerationKey) -> None:
         build = self._builds[build_id]
@@ -396,7 +396,7 @@ class Generations:
         """Other members may use the generation: they must not wait for this node."""
         build = self._builds[build_id]
         self._forget_build(build)
-        self._leave(build.start.key, build.start.membership)
+        self._leave(build.key, build.start.membership)
 
     def _leave(self, key: GenerationKey, membership: Membership) -> None:
         """Tells the other members, after what was sent before, that this node takes no part."""
@@ -482,21 +482,24 @@ class Generations:
         call = generation.call
         if call is None or call.waits:
             return
-        while not generation.is_complete() and (call.number, call.step) in generation.received:
+        while not generation.is_complete():
+            if (call.number, call.step) not in generation.received:
+                self._check_call(generation)
+                return
             generation.received.discard((call.number, call.step))
             call.step += 1
             self._send_call(generation)
             if generation.call is not call or call.waits:
                 return
-        if generation.is_complete():
-            self._end_call(generation, None)
-        else:
-            self._check_call(generation)
+        self._end_call(generation, None)
 
     def _check_call(self, generation: SimulatedGeneration) -> None:
         """Ends a call that waits for a member that closed the communicator or cannot be reached."""
-        call, awaited = generation.call, generation.awaited()
-        if call is None or awaited is None or call.waits or (call.number, call.step) in generation.received:
+        call = generation.call
+        if call is None or call.waits or not (generation.closed_by or generation.lost):
+            return
+        awaited = generation.awaited()
+        if awaited is None or (call.number, call.step) in generation.received:
             return
         if awaited in generation.closed_by:
             rank = generation.membership.rank_of(awaited) or 0

@@ -384,7 +384,7 @@ class AgreementLaws:
         """Raises Violation if a pending call has no majority in the membership of its node."""
         for instance in self._pending.get(node, ()):
             voters = self._voters[instance[:2]]
-            left = sum(world.rank_of(each) is not None for each in voters)
+            left = len(voters & world.nodes)
             if left <= len(voters) // 2:
                 raise Violation(
                     "agreements end", f"node {node} waits in {instance} for {left} of {len(voters)} voters", node

@@ -171,13 +171,13 @@ class SimulatedNode:
                 self._handle(self._waiting.popleft())
         finally:
             self._is_busy = False
-            self._hold_waiting()
+            if self._waiting:
+                self._hold_waiting()
 
     def _hold_waiting(self) -> None:
         """The process may have been stopped by an action."""
-        waiting, self._waiting = self._waiting, deque()
-        for event in waiting:
-            self._held.append(partial(self.handle, event))
+        self._held += [partial(self.handle, event) for event in self._waiting]
+        self._waiting.clear()
 
     def _handle(self, event: NodeInput) -> None:
         machine = self.machine
@@ -256,9 +256,10 @@ class SimulatedNode:
         if due is None:
             return
         timeline = self._world.timeline
-        when = max((due - self._ahead) / self._rate, timeline.now + _MIN_TICK_SECONDS) + self._world.network.lag(
-            self.node
-        )
+        network = self._world.network
+        when = max((due - self._ahead) / self._rate, timeline.now + _MIN_TICK_SECONDS)
+        if network.slow:
+            when += network.lag(self.node)
         if self._wakes_at is None or when < self._wakes_at or self._wakes_at < timeline.now:
             self._wakes_at = when
             timeline.at(when, lambda: self._wake(when))
@@ -340,7 +341,8 @@ class SimulatedMember(SimulatedNode):
     @property
     def epoch(self) -> int:
         """0 before it is a member."""
-        return self.membership_machine.membership.epoch if self.membership_machine is not None else 0
+        machine = self.node_machine
+        return 0 if machine is None else machine.membership_machine.membership.epoch
 
     def suspects(self) -> frozenset[NodeId]:
         return frozenset() if self.membership_machine is None else frozenset(self.membership_machine.suspects())
@@ -414,8 +416,9 @@ class SimulatedMember(SimulatedNode):
         if self.paused:
             self._held.append(self._heartbeat)
             return
+        epoch = self.epoch
         for watcher in (*self._watchers, *self._seed()):
-            self._world.beat(self.node, watcher, self.epoch)
+            self._world.beat(self.node, watcher, epoch)
         self._measure()
         self._check_peers()
         if (
@@ -438,7 +441,8 @@ class SimulatedMember(SimulatedNode):
 
     def _seed(self) -> list[NodeId]:
         """The seed, if this member sends it heartbeats."""
-        membership = self.membership_machine.membership if self.membership_machine is not None else None
+        machine = self.node_machine
+        membership = None if machine is None else machine.membership_machine.membership
         if (
             membership is None
             or membership.seed is None
@@ -448,14 +452,16 @@ class SimulatedMember(SimulatedNode):
         return [membership.seed.node]
 
     def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
-        if self.membership_machine is None:
+        if self.node_machine is None:
             return
         self._count += 1
-        beat = self._beats.setdefault(epoch, Beat(epoch))
+        beat = self._beats.get(epoch)
+        if beat is None:
+            beat = self._beats[epoch] = Beat(epoch)
         now = self.now()
         self._detector.packets(sender, self._count, now)
         self._detector.beat(sender, beat, now)
-        if epoch < self.epoch:
+        if epoch < self.node_machine.membership_machine.membership.epoch:
             self.send_changes(sender, epoch)
 
     def send_changes(self, node: NodeId, epoch: int) -> None:
@@ -530,7 +536,10 @@ class SimulatedMember(SimulatedNode):
 
     def receive(self, sender: NodeId, message: MembershipMessage) -> None:
         if is_agree_message(message):
-            self.when_running(lambda: self._agree_message(sender, message))
+            if self.paused:
+                self._held.append(lambda: self._agree_message(sender, message))
+            elif self.alive:
+                self._agree_message(sender, message)
         else:
             super().receive(sender, message)
 
@@ -543,6 +552,8 @@ class SimulatedMember(SimulatedNode):
 
     def _do(self, action: MembershipAction | NodeAction) -> None:
         super()._do(action)
+        if isinstance(action, SendMessage):
+            return  # the most frequent action
         if isinstance(action, AdoptMembership) and self.agree_calls is not None:
             self.agree_calls.adopted(action.change, action.after)
         if isinstance(action, Investigate):
@@ -556,7 +567,10 @@ class SimulatedMember(SimulatedNode):
             self.application.generations.perform(action)  # type: ignore[arg-type]
 
     def frame_received(self, sender: NodeId, frame: LinkFrame) -> None:
-        self.when_running(lambda: self._frame_received(sender, frame))
+        if self.paused:
+            self._held.append(lambda: self._frame_received(sender, frame))
+        elif self.alive:
+            self._frame_received(sender, frame)
 
     def _frame_received(self, sender: NodeId, frame: LinkFrame) -> None:
         if self.application is not None:

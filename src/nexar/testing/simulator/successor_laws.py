@@ -224,7 +224,7 @@ class SuccessorLaws:
                 raise Violation("everybody stops together", f"node {node} goes on with {key} in {change.epoch}", node)
         aborted = {each.build for each in actions if isinstance(each, AbortBuild)}
         for build, start in state.builds.items():
-            gone = any(world.rank_of(each.node) is None for each in start.membership.members)
+            gone = not start.membership.nodes <= world.nodes
             over = gone or change.concerns(start.communicator, _nodes(start.membership))
             if over and build not in aborted and build not in state.aborted:
                 raise Violation("nobody waits for who left", f"node {node} goes on building {start.key}", node)
@@ -313,7 +313,7 @@ class SuccessorLaws:
             raise Violation("fenced", f"node {node} opens {key} after {newest}", node)
         if key not in self._memberships or self._memberships[key].rank_of(node) is None:
             raise Violation("same members", f"node {node} opens {key} without being a member", node)
-        missing = {each.node for each in self._memberships[key].members} - self._began[key].keys()
+        missing = self._memberships[key].nodes - self._began[key].keys()
         if missing and (old is not None or key.communicator == WORLD):
             raise Violation("all or nobody", f"node {node} opens {key}; {sorted(missing)} did not begin it", node)
         state.newest[key.communicator] = key
@@ -451,9 +451,11 @@ class SuccessorLaws:
 
 
 def _nodes(membership: Membership) -> list[NodeId]:
-    return [member.node for member in membership.members]
+    return list(membership.nodes)
 
 
 def _missing_in(one: Membership, other: Membership) -> set[Rank]:
     """Ranks of `other` whose node is not in `one`."""
-    return {rank for rank, member in enumerate(other.members) if one.rank_of(member.node) is None}
+    return (
+        {rank for rank, node in enumerate(other.nodes) if node not in one.nodes} if other.nodes - one.nodes else set()
+    )

@@ -70,7 +70,8 @@ class Timeline:
         heapq.heappush(self._due, (when, self._scheduled, action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self.at(self.now + seconds, action)
+        self._scheduled += 1
+        heapq.heappush(self._due, (self.now + seconds, self._scheduled, action))
 
     def run_until(self, end: float) -> None:
         """Runs due actions in order, each at its own time."""
@@ -149,14 +150,15 @@ class SimulatedNetwork:
         return frozenset(pair for pair in self._cut if pair[0] < pair[1])
 
     def open(self, source: NodeId, destination: NodeId) -> bool:
-        if self._cut and (source, destination) in self._cut:
+        if (source, destination) in self._cut:
             return False
-        return not any(
+        return not self.partitions or not any(
             source in partition.source and destination in partition.destination for partition in self.partitions
         )
 
     def both_ways(self, one: NodeId, other: NodeId) -> bool:
-        return self.open(one, other) and self.open(other, one)
+        is_whole = not self._cut and not self.partitions
+        return is_whole or (self.open(one, other) and self.open(other, one))
 
     def lag(self, *nodes: NodeId) -> float:
         return sum(self.slow.get(node, 0.0) for node in nodes) if self.slow else 0.0
@@ -175,7 +177,9 @@ class SimulatedNetwork:
 
     def _deliver(self, source: NodeId, destination: NodeId, slowest: float, arrive: Callable[[], None]) -> None:
         share = self._random.random()
-        seconds = _FASTEST + slowest * share * share + self.lag(source, destination)
+        seconds = _FASTEST + slowest * share * share
+        if self.slow:
+            seconds += self.lag(source, destination)
         self._timeline.after(seconds, arrive)
 
 
@@ -353,7 +357,8 @@ class SimulationContext:
 
     def own_delay(self, node: NodeId) -> float:
         """The extension of deadlines that the node derives from its own lateness."""
-        return min(LONGEST, STEPS_PER_ANSWER * self.network.lag(node))
+        lag = self.network.lag(node)
+        return min(LONGEST, STEPS_PER_ANSWER * lag) if lag else 0.0
 
 
 # -- data links
@@ -416,7 +421,7 @@ class DataLinks:
         """False: the link is broken as far as `source` knows."""
         if destination in self.ends[source].broken:
             return False
-        direction = self._direction(source, destination)
+        direction = self._directions.get((source, destination)) or self._direction(source, destination)
         if not direction.waiting and self._is_open(source, destination):
             self._transmit(source, destination, direction, frame)
             return True
@@ -457,7 +462,9 @@ class DataLinks:
 
     def _latency(self, source: NodeId, destination: NodeId) -> float:
         conditions, random = self._network.fault_model, self._random
-        seconds = 0.0002 + conditions.slowest * random.random() ** 2 + self._network.lag(source, destination)
+        seconds = 0.0002 + conditions.slowest * random.random() ** 2
+        if self._network.slow:
+            seconds += self._network.lag(source, destination)
         while conditions.loss and random.random() < conditions.loss:
             seconds += _RETRANSMISSION
         return seconds

@@ -104,6 +104,10 @@ class Dialer:
         """As `TaskPool.submit`. Long tasks that do not dial belong in `Node.background`."""
         self._pool.submit(task, priority)
 
+    def try_in_thread(self, task: Callable[[], None], otherwise: str) -> bool:
+        """As `TaskPool.try_submit`."""
+        return self._pool.try_submit(task, otherwise)
+
     def close(self) -> None:
         self._pool.close()
         with self._lock:

@@ -106,6 +106,7 @@ class FailureMonitor:
         self._lock = threading.Lock()
         self._probing_hints: set[NodeId] = set()  # being probed after a hint; guarded by the lock
         self._lost: set[NodeId] = set()  # lost and not found again; guarded by the lock
+        self._silent: set[NodeId] = set()  # lost to the heartbeat and not heard since; guarded by the lock
         self._goodbyes: dict[NodeId, Loss] = {}  # of members about to end their link; guarded by the lock
         self._probing_requests: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
         self._waiting: deque[Callable[[], None]] = deque()  # first steps of waiting tasks; guarded by the lock
@@ -164,13 +165,18 @@ class FailureMonitor:
 
     def liveness_changed(self, report: LivenessReport) -> None:
         """Silence is a loss even if the link looks healthy; a stuck member is only reported."""
+        node = report.node
+        with self._lock:
+            is_known = node in self._silent and node not in self._lost  # a probe has found it since
+            (self._silent.add if report.is_loss else self._silent.discard)(node)
         if report.is_loss:
-            self._lose(report.node, Loss(LossKind.NO_ANSWER, report.cause))
+            self._lose(node, Loss(LossKind.NO_ANSWER, report.cause))
         elif report.state == "stuck":
-            self._notify_users(report.node, "stuck", report.cause)
+            self._notify_users(node, "stuck", report.cause)
         else:
-            self._report_reachable(report.node)
-            self._notify_users(report.node, "back", report.cause)
+            self._report_reachable(node)
+            if not is_known:
+                self._notify_users(node, "back", report.cause)
 
     def report_unreachable(self, node: NodeId, cause: str) -> None:
         """A local operation needs the member, so even a willing departure is a loss."""
@@ -203,7 +209,8 @@ class FailureMonitor:
 
     def adopt(self, membership: Membership) -> None:
         with self._lock:
-            self._lost = {node for node in self._lost if membership.rank_of(node) is not None}
+            for lost in (self._lost, self._silent):
+                lost.intersection_update([node for node in lost if membership.rank_of(node) is not None])
             for remembered in (self._goodbyes, self._death_reports):
                 for node in [each for each in remembered if membership.rank_of(each) is None]:
                     remembered.pop(node)
@@ -216,18 +223,25 @@ class FailureMonitor:
             if self._closed or node in self._probing_requests:
                 return
             self._probing_requests.add(node)
+            was_lost = node in self._lost
         ended = self._ended_here(node)
         if ended is None:
-            self._begin(node, partial(self._answer, node), self._probe_with_relays)
+            self._begin(node, partial(self._answer, node, was_lost), self._probe_with_relays)
         else:
-            self._answer(node, ended)
+            self._answer(node, was_lost, ended)
 
-    def _answer(self, node: NodeId, loss: Loss | None) -> None:
-        # The mark goes before the report, so that a later request gets a new probe.
+    def _answer(self, node: NodeId, was_lost: bool, loss: Loss | None) -> None:
+        # The mark goes before the report, so that a later request gets a new probe. An answer says nothing about a loss
+        # that was found after the probe began.
         with self._lock:
             self._probing_requests.discard(node)
-            if loss is None:
+            is_back = was_lost and loss is None and node in self._lost
+            if is_back:
                 self._lost.discard(node)
+            has_left = node in self._goodbyes  # and has not ended yet
+        if is_back and not has_left:
+            self._report_event(PeerReachable(node))
+            self._notify_users(node, "back", "it answers again")
         self._report_event(ProbeFinished(node, loss))
 
     def close(self) -> None:
@@ -304,8 +318,6 @@ class FailureMonitor:
     def _conclude(self, node: NodeId, hint: Loss, found: Loss | None) -> None:
         with self._lock:
             goodbye, report = self._goodbyes.get(node), self._death_reports.get(node)
-            if found is None:
-                self._lost.discard(node)
         if found is None:
             return
         if goodbye is not None:

@@ -366,7 +366,7 @@ class SidecarDialer:
         """Ignored if the ends use different schemes. Never blocks."""
         if self.offered == offered and takes_bulk_channel(self._node.sidecar, link.schemes):
             dial = SidecarDial(self._node, member, link, replace(introduce, sidecar=True), why_not_accepted)
-            self._node.dialer.run_in_thread(partial(self._run, dial, link))
+            self._node.dialer.try_in_thread(partial(self._run, dial, link), "a bulk sidecar is not dialed")
 
     def _run(self, dial: SidecarDial, link: Link) -> None:
         try:

@@ -225,8 +225,10 @@ class LivenessConnections:
                 self._begin(goal, links[node]) for node, goal in self._goals.items() if self._needs(node, links, now)
             ]
             due = min((goal.due for goal in self._goals.values() if not goal.dialing), default=None)
-        for dial in dials:
-            self._node.dialer.run_in_thread(dial)
+        for goal, dial in dials:
+            if not self._node.dialer.try_in_thread(dial, "a liveness connection is not dialed"):
+                again = self._end_dial(goal)
+                due = again if due is None else min(due, again)
         return due
 
     def _needs(self, node: NodeId, links: Mapping[NodeId, Link], now: float) -> bool:
@@ -244,12 +246,12 @@ class LivenessConnections:
     def _may_share_memory(self, member: Member) -> bool:
         return member.host == self._node.host and shares_memory(member.capabilities & self._node.schemes)
 
-    def _begin(self, goal: _WantedConnection, link: Link) -> Callable[[], None]:
+    def _begin(self, goal: _WantedConnection, link: Link) -> tuple[_WantedConnection, Callable[[], None]]:
         """Under the lock."""
         assert self._directory is not None
         goal.dialing = True
         dial = LivenessDial(self._node, goal.member, link, self._directory, self._adopt_carrier)
-        return partial(self._run, dial, goal)
+        return goal, partial(self._run, dial, goal)
 
     def _run(self, dial: LivenessDial, goal: _WantedConnection) -> None:
         try:
@@ -257,10 +259,14 @@ class LivenessConnections:
         except (PeerDialFailed, DialSuperseded) as failed:
             _log.debug("no liveness connection to node %s: %s", format_node(goal.member.node), failed)
         finally:
-            with self._changed:
-                goal.dialing = False
-                goal.due = time.monotonic() + goal.pause
-            self._timer.wake_by(goal.due)
+            self._timer.wake_by(self._end_dial(goal))
+
+    def _end_dial(self, goal: _WantedConnection) -> float:
+        """Returns when it is checked again."""
+        with self._changed:
+            goal.dialing = False
+            goal.due = time.monotonic() + goal.pause
+            return goal.due
 
     # -- both kinds: called by the driver --------------------------------------------------------------------
 

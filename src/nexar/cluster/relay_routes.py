@@ -126,16 +126,14 @@ class RelayRoutes:
         known = self._peers.known().find(node) is not None and self.is_neighbour(node)
         if self._closed or not known or self._is_lost(node):
             return False
-        self._node.dialer.run_in_thread(partial(self._open, node))
-        return True
+        return self._node.dialer.try_in_thread(partial(self._open, node), "a neighbour is not dialed")
 
     def connect(self, node: NodeId, why: str) -> bool:
         # The probe finishes sooner if the peer is dead.
         if self._closed or self._peers.closed or self._peers.known().find(node) is None:
             return False
         self._post(RouteLost(node, f"no route over other nodes is left: {why}"))
-        self._node.dialer.run_in_thread(partial(self._open, node, shortcut=True))
-        return True
+        return self._node.dialer.try_in_thread(partial(self._open, node, shortcut=True), "a member is not dialed")
 
     def _open(self, node: NodeId, *, shortcut: bool = False) -> None:
         try:

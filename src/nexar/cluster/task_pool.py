@@ -71,6 +71,17 @@ class TaskPool:
             if len(self._waiting) > self._idle and len(self._threads) < self._size and self._has_task:
                 self._start()
 
+    def try_submit(self, task: Callable[[], None], otherwise: str, priority: Priority = Priority.BACKGROUND) -> bool:
+        """As `submit`. False if no thread can be started; then `otherwise`, the consequence, is logged with the cause.
+        For callers that others depend on, such as the driver.
+        """
+        try:
+            self.submit(task, priority)
+        except RuntimeError as error:
+            _log.warning("%s: %s", otherwise, error)
+            return False
+        return True
+
     def close(self) -> None:
         """Drop waiting tasks and wait for running ones. Idempotent."""
         if os.getpid() != self._owner:

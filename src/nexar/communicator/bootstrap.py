@@ -249,9 +249,11 @@ def communicator_factory(leave: Callable[[], None]) -> Callable[[NodeRuntime, Ge
         runtime.successors.forget(generation)
 
     def drop_part(runtime: NodeRuntime, generation: Generation) -> None:
-        """Never blocks: the garbage collector may call this under any lock."""
-        close = partial(close_part, runtime, generation)
-        runtime.node.progress.run_soon(partial(runtime.node.background.submit, close))
+        """Never blocks: the garbage collector may call this under any lock. If no thread can be started,
+        the communicator stays open until the node closes: an error would end the event loop.
+        """
+        close, otherwise = partial(close_part, runtime, generation), "a dropped communicator stays open"
+        runtime.node.progress.run_soon(partial(runtime.node.background.try_submit, close, otherwise))
 
     def wrap(runtime: NodeRuntime, generation: Generation) -> Communicator:
         if generation.communicator == WORLD:

@@ -210,14 +210,14 @@ class NodeRuntime:
             self.mesh.liveness_connections.adopt(membership)
 
     def dial_watchers(self) -> None:
-        """Dial, in the background, the nodes that watch this node or that it watches."""
+        """Dial, in the background, the nodes that watch this node or that it watches. Never raises."""
         membership = self.membership_service.membership
         rank = membership.rank_of(self.node.id)
         if rank is not None and self.heartbeat is not None and membership.size > EAGER_WORLD:
             size, topology = membership.size, self.node.config.topology
             ranks = {*watchers(size, rank, topology), *watched(size, rank, topology)}
             wanted = [membership.members[other].node for other in ranks]
-            self.node.dialer.run_in_thread(partial(self._link, wanted))
+            self.node.dialer.try_in_thread(partial(self._link, wanted), "the watching nodes are not dialed")
 
     def _link(self, nodes: Sequence[NodeId]) -> None:
         for node in filter(self.mesh.relay_routes.wants, nodes):
@@ -397,8 +397,8 @@ class NodeRuntime:
         self._failure_monitor.adopt(after)
         self.checkpoint_requests.settle(change.gone)
         self._watch(after)
-        self.dial_watchers()
         self.agreements.voters_removed(change.left)
+        self.dial_watchers()
 
     def _expelled(self, report: SelfExpelled) -> None:
         """Members, the seed and the ballot may report the expulsion; the first report counts."""

@@ -64,7 +64,7 @@ class EventLoop:
         self._native = sleeper if isinstance(sleeper, Transport) else None
         self._memory: tuple[Poller, ...] = tuple(each for each in transports if each is not self._native)
         self._pollers: tuple[Poller, ...] = ()  # also in _memory; both tuples are replaced, never changed
-        self._tasks: deque[Callable[[], None]] = deque()  # any thread appends
+        self._tasks: deque[Callable[[], object]] = deque()  # any thread appends
         self._sleeps = False  # or is about to sleep
         self._pending = interrupts.pending
         self._faults: deque[float] = deque(maxlen=_MAX_FAULTS)  # times at which transports raised
@@ -116,7 +116,7 @@ class EventLoop:
 
     # -- any thread ------------------------------------------------------------------------------------
 
-    def run_soon(self, task: Callable[[], None]) -> None:
+    def run_soon(self, task: Callable[[], object]) -> None:
         self._tasks.append(task)
         if self._sleeps:
             self.wake()

@@ -336,7 +336,7 @@ class Progress:
         with self.lock:
             self._event_loop.remove(poller)
 
-    def run_soon(self, task: Callable[[], None]) -> None:
+    def run_soon(self, task: Callable[[], object]) -> None:
         """Run `task` on the driver thread before it sleeps, without the node's lock. `task` must not block; if it
         raises, all waits end with InternalError. Any thread may call this, also under the lock.
         """

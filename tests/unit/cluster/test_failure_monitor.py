@@ -440,6 +440,42 @@ def test_a_probe_is_answered_aside(scene: Scene, answer: Loss | None) -> None:
     assert scene.reported == [ProbeFinished(PEER, answer)]
 
 
+def test_a_lost_member_that_answers_a_probe_is_back_and_that_is_reported_once(scene: Scene) -> None:
+    scene.failure_monitor.liveness_changed(LivenessReport(PEER, "silent", 0.0, None, "nothing heard for 5 s"))
+    scene.reported.clear()
+    scene.noticed.clear()
+    scene.failure_monitor.probe(PEER)
+    scene.work()
+    assert scene.reported == [PeerReachable(PEER), ProbeFinished(PEER, None)]
+    assert scene.noticed == [(PEER, "back", "it answers again")]
+    scene.failure_monitor.probe(PEER)
+    scene.failure_monitor.liveness_changed(LivenessReport(PEER, "alive", 0.0, None, "it is heard again"))
+    scene.work()
+    assert scene.reported[2:] == [PeerReachable(PEER), ProbeFinished(PEER, None)]
+    assert len(scene.noticed) == 1
+    for state in ("silent", "stuck", "alive"):
+        scene.failure_monitor.liveness_changed(LivenessReport(PEER, state, 0.0, None, state))
+    assert [state for _, state, _ in scene.noticed] == ["back", "lost", "stuck", "back"]
+
+
+def test_an_answer_says_nothing_about_a_loss_that_was_found_after_the_probe_began(scene: Scene) -> None:
+    scene.failure_monitor.liveness_ended(PEER, "its death line ended")
+    scene.failure_monitor.probe(PEER)
+    scene.failure_monitor.liveness_changed(LivenessReport(PEER, "hung", 0.0, None, "no beat for 60 s"))
+    scene.work()
+    assert scene.reported[1:] == [ProbeFinished(PEER, None)]
+    assert [state for _, state, _ in scene.noticed] == ["lost"]
+    assert scene.failure_monitor.has_left(PEER)
+
+
+def test_a_member_that_raised_and_still_answers_is_not_back(scene: Scene) -> None:
+    scene.say(Goodbye("ValueError: no data", traceback="ValueError: no data"))
+    scene.failure_monitor.probe(PEER)
+    scene.work()
+    assert scene.reported[1:] == [ProbeFinished(PEER, None)]
+    assert [state for _, state, _ in scene.noticed] == ["lost"]
+
+
 def test_who_is_no_member_cannot_be_reached(scene: Scene) -> None:
     scene.failure_monitor.probe(UNKNOWN)
     scene.work()

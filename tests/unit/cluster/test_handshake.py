@@ -361,7 +361,7 @@ class SidecarSurroundings:
         self.failures = 0
         self.refusal: Exception = ConnectRefused("10.0.0.1:1", "a firewall")
 
-    def run_in_thread(self, task: Callable[[], None]) -> None:
+    def try_in_thread(self, task: Callable[[], None], otherwise: str) -> bool:
         task()
 
     def connect_sidecar(self, member: Member, deadline: float) -> Carrier:

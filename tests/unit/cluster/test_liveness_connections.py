@@ -3,6 +3,7 @@
 Death lines between real nodes on loopback.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -107,6 +108,24 @@ def test_those_who_watch_one_another_have_one_line_each(ends: Ends) -> None:
     some = ends(3)
     lined(some)
     assert all(end.ended == [] for end in some)
+
+
+def test_a_connection_for_which_no_thread_could_be_started_is_dialed_later(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def no_dials(thread: threading.Thread) -> None:
+        if thread.name.startswith("nexar-dial"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    some = ends(2, adopt=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_dials)
+        settle(some)
+        eventually(lambda: "not dialed: can't start new thread" in caplog.text, "a dial that could not begin")
+    lined(some)
 
 
 def test_a_line_that_is_not_over_tls_is_declined(ends: Ends) -> None:

@@ -1,5 +1,6 @@
 """Messages and facts, in worlds of threads on memory."""
 
+import gc
 import math
 import os
 import signal
@@ -33,6 +34,8 @@ from nexar.errors import (
 from nexar.group import Group
 from nexar.types import ANY_SOURCE, ANY_TAG
 from tests.ranks import EVENT_TIMEOUT, on_every
+from tests.unit.cluster.memory_mesh import eventually
+from tests.unit.communicator.worlds import World
 
 LARGE = 300_000  # elements: far more than travels whole
 
@@ -432,3 +435,29 @@ def test_members_keep_their_identities_in_the_new_order() -> None:
 def test_colours_and_keys_are_whole_numbers_and_nothing_is_sent_if_not(color: Any, key: Any) -> None:
     with pytest.raises(UsageError, match="split"):
         propose_split(cast(Any, None), color, key)
+
+
+def test_a_dropped_part_that_no_thread_can_close_stays_open_and_harms_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def no_background(thread: threading.Thread) -> None:
+        if thread.name.startswith("nexar-background"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def use_and_drop(comm: Communicator) -> None:
+        comm.split(0).barrier()
+
+    ranks = world(2)
+    monkeypatch.setattr(threading.Thread, "start", no_background)
+    on_every(ranks, use_and_drop)
+    gc.collect()
+
+    def reported() -> bool:
+        return caplog.text.count("a dropped communicator stays open: can't start new thread") == 2
+
+    eventually(reported, "the close that failed, on each rank")
+    on_every(ranks, Communicator.barrier)
+    assert [len(each._runtime.successors.generations()) for each in ranks] == [2, 2]

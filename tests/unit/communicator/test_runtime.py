@@ -6,16 +6,21 @@ A node as a member: what it reports to the others, what it learns of them, and w
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from nexar.cluster.control_loop import CancelToken
 from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound, SelfExpelled
 from nexar.cluster.decisions.resize import ResizeRequest
+from nexar.cluster.dialing import Dialer
+from nexar.cluster.membership import Membership
 from nexar.communicator import runtime as runtime_scene
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
-from nexar.communicator.runtime import CheckpointRequests
+from nexar.communicator.runtime import CheckpointRequests, NodeRuntime
+from nexar.config import Config
 from nexar.errors import Expelled, JoinRefused, MembershipChanged, NoQuorum, PeerLost
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye
 from tests.ranks import EVENT_TIMEOUT, on_every
@@ -163,6 +168,33 @@ def test_a_change_ends_calls_then_closes_links_then_fails_what_waits_for_the_los
     assert order == ["interrupt, interrupted: False"] + [
         f"{name}, interrupted: True" for name in ("adopt", "membership_adopted", "lose", "start")
     ]
+
+
+def test_what_a_change_ends_is_ended_before_new_dials_begin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = world(2)
+    runtime, order = ranks[0]._runtime, list[str]()
+    monkeypatch.setattr(runtime.agreements, "voters_removed", lambda _: order.append("voters removed"))
+    monkeypatch.setattr(runtime, "dial_watchers", lambda: order.append("watchers dialed"))
+    ranks[1].close()
+    eventually(lambda: order == ["voters removed", "watchers dialed"], "the change")
+
+
+def test_watchers_that_no_thread_can_dial_are_logged_and_the_next_change_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cannot(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    members = tuple(a_member(node) for node in range(1, 12))
+    node = SimpleNamespace(id=1, config=Config(), dialer=Dialer({}, CancelToken()))
+    service = SimpleNamespace(membership=Membership(b"c" * 16, 1, members))
+    runtime = SimpleNamespace(node=node, membership_service=service, heartbeat=object(), _link=lambda _: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", cannot)
+        NodeRuntime.dial_watchers(cast(Any, runtime))
+    assert "the watching nodes are not dialed: can't start new thread" in caplog.text
+    NodeRuntime.dial_watchers(cast(Any, runtime))
+    node.dialer.close()
 
 
 def test_the_seed_is_checked_while_a_loss_is_not_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -470,18 +470,35 @@ class Successors:
         if outcome is None:
             return self._advised(generation, error)
         with suppress(NexarError):  # the outcome is checked below
-            self._wait_for_outcome(generation, outcome)
+            for deadline in self._wait_deadlines(outcome):
+                with suppress(OperationTimeout):
+                    generation.group.wait((outcome,), deadline)
         return copy(outcome.error) if outcome.error is not None else error
 
-    def _wait_for_outcome(self, generation: Generation, outcome: GenerationOutcome) -> None:
-        """Reads the own delay again at each deadline, because it also extends the machine's running deadlines."""
+    async def resolve_awaited_error(self, generation: Generation, error: BaseException) -> BaseException:
+        """As `resolve_error`, for a task: it suspends instead of blocking."""
+        import asyncio  # noqa: PLC0415 - already loaded for callers that await; a cost for others
+
+        outcome = self.outcome_after(generation, error)
+        if outcome is None:
+            return self._advised(generation, error)
+        with suppress(NexarError):  # the outcome is checked below
+            for deadline in self._wait_deadlines(outcome):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        await outcome
+        return copy(outcome.error) if outcome.error is not None else error
+
+    def _wait_deadlines(self, outcome: GenerationOutcome) -> Iterator[float]:
+        """Until when a caller waits for this outcome (time.monotonic). Reads the own delay again at each deadline,
+        because it also extends the machine's running deadlines.
+        """
         begin = time.monotonic()
         while not outcome.done:
             deadline = begin + 1.5 * self._config.recovery_timeout + self._runner.own_delay()
             if deadline <= time.monotonic():
                 return
-            with suppress(OperationTimeout):
-                generation.group.wait((outcome,), deadline)
+            yield deadline
 
     def _advised(self, generation: Generation, error: BaseException) -> BaseException:
         node = member_of(generation, error)
@@ -535,6 +552,6 @@ class ErrorResolver:
         """May block until the survivors agree."""
         return self._successors.resolve_error(self._generation, error)
 
-    def outcome_after(self, error: BaseException) -> GenerationOutcome | None:
-        """The outcome to await first; None: raise the error unchanged."""
-        return self._successors.outcome_after(self._generation, error)
+    async def resolve_awaited_error(self, error: BaseException) -> BaseException:
+        """As `resolve_error`, for a task: it suspends instead of blocking."""
+        return await self._successors.resolve_awaited_error(self._generation, error)

@@ -3,6 +3,7 @@
 The communicators of one node, from change to change: who is interrupted, and what follows.
 """
 
+import asyncio
 import gc
 import threading
 import time
@@ -74,6 +75,14 @@ def test_a_caller_waits_longer_while_this_node_is_delayed(story: Story, monkeypa
     assert story.successors.resolve_error(world, lost) is lost
     first = 100.0 + 1.5 * story.successors._config.recovery_timeout
     assert deadlines == [first, first + 2.0]
+
+
+def test_a_task_waits_longer_while_this_node_is_delayed(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It suspends until the same deadlines as a thread."""
+    world, deadlines = story.begin(), [float("-inf"), time.monotonic() + 0.05, float("-inf")]
+    monkeypatch.setattr(story.successors, "_wait_deadlines", lambda _: iter(deadlines))
+    lost = PeerLost(rank=1, node=2, cause="gone")
+    assert asyncio.run(story.successors.resolve_awaited_error(world, lost)) is lost
 
 
 def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(story: Story) -> None:

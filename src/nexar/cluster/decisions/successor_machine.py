@@ -552,12 +552,16 @@ class SuccessorMachine:
     def _notice_received(self, notice: RevokeReceived) -> list[SuccessorAction]:
         if self.terminated is not None:
             return []
-        each = self._open.get(notice.key)
+        each = self._open_of(notice.key.communicator) if notice.closed else self._open.get(notice.key)
         if each is not None:
             return self._follow(each, notice)
         if not self._is_over(notice.key):
             self._early.add(notice)
         return []
+
+    def _open_of(self, communicator: int) -> OpenedGeneration | None:
+        """Its newest generation: all others have successors."""
+        return next((each for key, each in self._open.items() if key.communicator == communicator), None)
 
     def _is_over(self, key: GenerationKey) -> bool:
         """This node had this generation or a newer one, so it never opens this one."""
@@ -565,12 +569,17 @@ class SuccessorMachine:
         return self._closed.is_closed(key) or any(key.epoch <= each.epoch for each in newest)
 
     def _follow(self, each: OpenedGeneration, notice: RevokeReceived) -> list[SuccessorAction]:
-        """It counts only from a member, a closing notice only about the sender, and none in this node's name."""
+        """It counts only from a member, a closing notice only about the sender, and none in this node's name.
+
+        A member announces only the close of the newest generation that it had or built, and takes part in no other
+        afterwards. That may be older or newer than the one here: a build can end on some members only.
+        """
         sender, size = each.membership.rank_of(notice.sender), each.membership.size
         if sender is None or notice.sender == self.me:
             return []
         if notice.closed:
-            return self._closed_by(each, notice.sender) if notice.rank == sender else []
+            names_sender = notice.rank == sender or notice.key != each.key  # its rank there is not known here
+            return self._closed_by(each, notice.sender) if names_sender else []
         if not 0 <= notice.rank < size or notice.rank == each.membership.rank_of(self.me):
             return []
         forwarded_by = "" if notice.rank == sender else f" (as rank {sender} passed on)"

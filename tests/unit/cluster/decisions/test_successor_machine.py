@@ -698,6 +698,46 @@ def test_another_closer_replaces_the_first() -> None:
     assert scene.change(left=killed(3))[-1] == SetOutcome(part, closed_by(3))
 
 
+def test_a_member_that_closed_the_generation_before_takes_no_part_in_the_next_one() -> None:
+    """Its own build failed, so it announces the old generation, in which its rank was another."""
+    scene = Scene(1, 2, 3)
+    part = scene.begin(2, 1, 3, communicator=PART)
+    opened = scene.finish(only(scene.change(left=killed(2))))[0]
+    assert isinstance(opened, OpenGeneration)
+    assert scene.hear(3, part, 2, closed=True) == []
+    actions = scene.change(renewed=(PART,))
+    assert builds(actions) == []
+    assert actions[-1] == SetOutcome(opened.key, closed_by(1))
+
+
+def test_a_member_that_closed_a_generation_that_this_node_never_opened_takes_no_part_in_the_next_one() -> None:
+    """It built that one, and a newer change overtook the build here."""
+    scene = Scene(1, 2, 3, 4)
+    part = scene.begin(communicator=PART)
+    first = only(scene.change(left=killed(2)))
+    scene.change(left=killed(4))
+    made = only(scene.fail(first))
+    assert scene.hear(3, first.key, 1, closed=True) == [AbortBuild(made.build, OVERTAKEN)]
+    assert scene.fail(made) == [SetOutcome(part, closed_by(2))]
+
+
+def test_an_early_closing_notice_counts_for_any_generation_of_its_communicator() -> None:
+    scene = Scene(1, 2, 3, 4)
+    (started,) = scene.request(communicator=PART)
+    assert isinstance(started, StartBuild)
+    assert scene.hear(3, key(PART, 2), 1, closed=True) == scene.hear(2, key(PART + 1, 2), 1, closed=True) == []
+    scene.finish(started)
+    assert scene.machine._open[started.key].closed_by == {3}
+
+
+def test_a_member_that_goes_on_does_not_announce_the_close_of_the_old_generation() -> None:
+    scene = Scene()
+    part = scene.begin(communicator=PART)
+    scene.finish(only(scene.change(left=killed(2))))
+    assert scene.close(part) == []
+    assert "SendNotice" not in kinds(scene.change(renewed=(PART,)))
+
+
 # ---------------------------------------------------------------- revoking
 
 

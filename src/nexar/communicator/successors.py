@@ -347,7 +347,8 @@ class Successors:
         with self._changed:
             build.made, build.group = made, None  # a late abort must not close what is built
         if DiscardBuild(number) in self._runner.put(BuildFinished(number, completed_by_all(least))):
-            self._discard(build)
+            made.leave()  # a member that opened it must not wait for this one
+            made.close()  # not `end`, which may block: the old generation has the same event feeds, and closes them
         self._ended_in_background(build)
 
     def _failed(self, number: BuildId, build: _Build, error: BaseException) -> None:
@@ -364,15 +365,6 @@ class Successors:
         with self._changed:
             self._in_background.discard(build)
             self._changed.notify_all()
-
-    def _discard(self, build: _Build) -> None:
-        """A user closed the old generation meanwhile. If this node did not, the feeds stay open."""
-        assert build.made is not None
-        assert build.old is not None
-        with self._changed:
-            is_open = self._generations.get(_key(build.old)) is build.old
-        build.made.leave()  # a member that opened it must not wait for this one
-        (build.made.close if is_open else build.made.end)()
 
     def _make(self, build: _Build, deadline: float, completed: CompletedCalls | None) -> tuple[Generation, int]:
         """Runs in this thread. Ends early if the build is aborted."""

@@ -435,6 +435,29 @@ def test_one_that_its_user_closes_while_its_successor_is_made_has_none(story: St
     assert part.successor is None
 
 
+def test_the_driver_does_not_wait_for_the_listeners_of_one_that_its_user_closed(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a feed waits for its callbacks, which may wait for the driver."""
+    part, ended_by = story.begin(1, 2, 3, communicator=PART), list[str]()
+    end = Generation.end
+
+    def recorded(generation: Generation) -> None:
+        ended_by.append(threading.current_thread().name)
+        end(generation)
+
+    monkeypatch.setattr(Generation, "end", recorded)
+    story.builder.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.builder.begun) == 2, "a successor in the making")
+    story.successors.forget(part)
+    story.builder.held.set()
+    eventually(lambda: not story.successors._in_background, "it is discarded")
+    assert story.builder.begun[1].closed.is_set()
+    assert ended_by == [threading.current_thread().name]
+    assert part.failures._closed
+
+
 def test_who_waits_has_the_outcome_with_the_successor(story: Story) -> None:
     world = story.begin()
     world.successor = "about to be handed over"

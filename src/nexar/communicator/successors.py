@@ -325,15 +325,17 @@ class Successors:
         if old is None:  # closed meanwhile and garbage-collected
             self._failed(action.build, build, build_overtaken())
         else:
-            self._start_successor(action.build, build, old)
+            self._start_successor(action, build, old)
 
-    def _start_successor(self, number: BuildId, build: _Build, old: Generation) -> None:
+    def _start_successor(self, action: StartBuild, build: _Build, old: Generation) -> None:
+        assert action.until is not None
+        number = action.build
         try:
             self._builder.start(
                 build.membership,
                 build.communicator,
                 CompletedCalls(old.membership.epoch, old.context.call_log.completed),
-                timeout=self._config.recovery_timeout,
+                timeout=max(0.0, action.until - time.monotonic()),
                 begun=partial(self._began, build),
                 finished=partial(self._finished, number, build, old),
                 failed=partial(self._failed, number, build),

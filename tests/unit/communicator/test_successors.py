@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED
 from nexar.cluster.decisions.membership_events import MembershipAction, MembershipDecided, NoProgress
-from nexar.cluster.decisions.successor_events import GenerationKey, Released
+from nexar.cluster.decisions.successor_events import GenerationKey, Released, StartBuild
 from nexar.cluster.membership import WORLD, Change
 from nexar.communicator import successors
 from nexar.communicator.communicator import Communicator
@@ -313,6 +314,19 @@ def test_a_change_that_comes_while_a_successor_is_made_ends_that_and_the_last_on
     change = story.raised(world)
     assert isinstance(change, MembershipChanged)
     assert change.lost == {1: "node 2 was killed", 2: "node 3 was killed"}
+
+
+def test_a_build_has_the_deadline_that_the_machine_gives_it(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    story.begin()
+    step = story.machine.successor_machine.step
+
+    def limited(event: Any, now: float) -> Any:
+        actions = step(event, now)
+        return [msgspec.structs.replace(act, until=now - 1) if isinstance(act, StartBuild) else act for act in actions]
+
+    monkeypatch.setattr(story.machine.successor_machine, "step", limited)
+    story.change(2)
+    assert story.builder.timeouts == [0.0]
 
 
 def test_a_change_that_does_not_concern_a_part_lets_its_successor_be_made(story: Story) -> None:

@@ -356,7 +356,9 @@ class SuccessorMachine:
         self, number: BuildId, communicator: int, membership: Membership, old: ClosedCommunicator | None, until: float
     ) -> list[SuccessorAction]:
         self._builds[number] = Build(communicator, membership, nodes_of(membership), old, until)
-        return [StartBuild(number, communicator, membership, None if old is None else old.key)]
+        if old is None:
+            return [StartBuild(number, communicator, membership, None)]
+        return [StartBuild(number, communicator, membership, old.key, until)]
 
     def _schedule(self, now: float) -> list[SuccessorAction]:
         """Start or give up successors, lowest keys first."""
@@ -403,7 +405,7 @@ class SuccessorMachine:
             return self._need(each.key.communicator, target, *loss)
         number, self._next_build = self._next_build, self._next_build + 1
         each.build, each.failed = number, None
-        if each.renewal is None or each.renewal.nodes != nodes_of(target):
+        if each.renewal is not None and (each.renewal.nodes != nodes_of(target) or now >= each.renewal.until):
             each.renewal = None
         until = now + self._recovery_timeout if each.renewal is None else each.renewal.until
         old = ClosedCommunicator(each.key.communicator, each.membership)

@@ -78,7 +78,7 @@ def test_a_loss_interrupts_the_world_before_links_close_and_then_its_successor_i
     scene = Scene()
     world = scene.begin()
     after = membership(1, 3, epoch=2)
-    made = StartBuild(FIRST_BUILD, WORLD, after, world)
+    made = StartBuild(FIRST_BUILD, WORLD, after, world, scene.now + TIMEOUT)
     assert scene.change(left=killed(2)) == [
         Interrupt(world),
         AdoptMembership(Change(2, left=killed(2)), after),
@@ -388,6 +388,25 @@ def test_a_renewal_that_is_built_succeeds_the_generation() -> None:
     scene.tick(2.0)
     outcome = scene.finish(only(scene.change(renewed=(WORLD,))))[-1]
     assert outcome == SetOutcome(world, Superseded(key(WORLD, 3), {1: "node 2 was killed"}, (), None, agreed=False))
+
+
+def test_a_renewed_build_ends_when_the_first_target_is_given_up() -> None:
+    scene = Scene()
+    scene.begin()
+    first = only(scene.change(left=killed(2)))
+    assert first.until == scene.now + TIMEOUT
+    scene.fail(first, lost(3))
+    scene.tick(2.0)
+    assert only(scene.change(renewed=(WORLD,))).until == first.until
+
+
+def test_a_renewal_after_the_target_was_given_up_has_the_full_time_again() -> None:
+    scene = Scene()
+    world = scene.begin()
+    scene.fail(only(scene.change(left=killed(2))), lost(3))
+    scene.tick(2.0)
+    assert scene.tick(TIMEOUT - 2.0) == [SetOutcome(world, RecoveryTimedOut((2,)))]
+    assert only(scene.change(renewed=(WORLD,))).until == scene.now + TIMEOUT
 
 
 def test_a_loss_after_a_renewal_gives_the_full_time_again() -> None:

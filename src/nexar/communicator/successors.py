@@ -198,9 +198,12 @@ class Successors:
             raise actual from error
         with self._changed:
             build.made = made
-        if DiscardBuild(number) in self._runner.put(BuildFinished(number)):
+        actions = self._runner.put(BuildFinished(number))
+        if DiscardBuild(number) in actions:
+            made.leave()  # a member that opened it must not wait for this one
             made.end()
-            raise UsageError(CLOSED)
+            rejected = _rejection(actions)
+            raise UsageError(CLOSED) if rejected is None else self._begin_error(build, rejected)
         self._wait(lambda: build.is_open)
         return made
 

@@ -361,6 +361,15 @@ def _begin_before_hearing(story: Story) -> Generation:
     return story.begin(communicator=PART)
 
 
+def test_one_that_was_made_when_its_making_was_aborted_is_closed_and_not_handed_out(story: Story) -> None:
+    """A member that left quietly: the others may have ended their part in it."""
+    story.on_opened = lambda _: story.change(3, quiet=True)  # type: ignore[method-assign]
+    with pytest.raises(PeerLost, match="it left"):
+        story.begin(1, 2, 3, communicator=PART)
+    assert [(group.left, group.closed.is_set()) for group in story.builder.begun] == [(1, True)]
+    assert story.successors.generations() == []
+
+
 def test_one_that_cannot_be_made_names_who_is_missed_and_waits_for_the_next_change(story: Story) -> None:
     world = story.begin()
     story.builder.failures = [PeerLost(rank=1, node=3, cause="it died as well")]

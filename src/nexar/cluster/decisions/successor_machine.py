@@ -87,7 +87,7 @@ from nexar.cluster.decisions.successor_state import (
     stall_outcome,
     supersede,
 )
-from nexar.cluster.membership import Change, Membership
+from nexar.cluster.membership import WORLD, Change, Membership
 from nexar.errors import sendable
 from nexar.types import NodeId, Rank
 from nexar.wire.control import MAX_CAUSE_CHARACTERS
@@ -461,8 +461,17 @@ class SuccessorMachine:
         end = self.terminated
         if end is not None and end.kind is TerminationKind.CLOSED:
             return [DiscardBuild(number)]
+        if end is None and build.aborted is not None and self._is_abandoned(build):
+            self._closed.add(build.communicator, build.membership)  # members that opened it do not wait for this one
+            return [DiscardBuild(number), RejectBegin(number, build.aborted)]
         made, actions = self._list(number, build, ())
         return actions if end is None else [*actions, *interrupt(made), *set_outcome(made, end)]
+
+    def _is_abandoned(self, build: Build) -> bool:
+        """Whether other members may have ended this first build without a successor. A joiner takes part in the next
+        generation of the world in any case.
+        """
+        return build.communicator != WORLD and self._history.following(build.communicator, build.membership) is None
 
     def _list(
         self, number: BuildId, build: Build, ancestors: tuple[GenerationKey, ...]

@@ -240,6 +240,26 @@ def test_a_first_build_that_finishes_soon_after_its_parent_ended_is_opened() -> 
     assert scene.machine.due(scene.now) is None
 
 
+def test_a_first_build_that_finishes_after_its_abort_is_discarded_because_the_others_may_have_ended_theirs() -> None:
+    scene = Scene(1, 2, 3, 4)
+    world = scene.begin()
+    scene.step(BeginRequested(50, PART, membership(1, 2), world))
+    scene.change(left=killed(4))
+    scene.tick(2.0)
+    assert scene.step(BuildFinished(50)) == [DiscardBuild(50), RejectBegin(50, OVERTAKEN)]
+    assert scene.machine.generations() == [world]
+    notice = SendNotice((2,), key(PART, 1), 0, "it has closed it", closed=True)
+    assert notice in scene.change(renewed=(PART,)), "a member may have opened it before"
+
+
+def test_a_first_build_that_a_change_of_its_members_aborts_is_opened_and_gets_a_successor() -> None:
+    scene = Scene()
+    (first,) = scene.request(communicator=PART)
+    assert isinstance(first, StartBuild)
+    scene.change(left=killed(2))
+    assert kinds(scene.finish(first)) == ["OpenGeneration", "Interrupt", "StartBuild"]
+
+
 def test_none_is_begun_from_an_outdated_membership_or_with_a_departed_member() -> None:
     scene = Scene()
     scene.change(left=left(3))

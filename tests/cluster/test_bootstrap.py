@@ -18,6 +18,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.seed import SeedService
 from nexar.communicator.bootstrap import bootstrap
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.runtime import NodeRuntime
 from nexar.config import Config
 from nexar.errors import FormationTimeout, JoinRefused, NexarError, SeedUnreachable, UsageError
 from nexar.security.certificates import Credentials, Trust
@@ -140,6 +141,20 @@ def test_a_world_of_another_size_than_was_said_is_refused_with_both() -> None:
         pytest.raises(UsageError, match=r"one of 4, .* has 1 members"),
     ):
         bootstrap(config(), parse_ticket(seed.ticket), size=4)
+
+
+def test_a_node_whose_companion_does_not_start_is_closed() -> None:
+    started: list[NodeRuntime] = []
+
+    def fail(runtime: NodeRuntime, _: Communicator) -> Callable[[], None]:
+        started.append(runtime)
+        raise OSError("on purpose")
+
+    with SeedService(HERE, 1, transports=("tls",)) as seed:
+        with pytest.raises(OSError, match="on purpose"):
+            bootstrap(config(), parse_ticket(seed.ticket), beside=fail)
+        with pytest.raises(UsageError, match="this node is closed"):
+            started[0].node.progress.check()
 
 
 def test_a_seed_that_is_not_there_is_named() -> None:

@@ -201,8 +201,10 @@ def bootstrap(
             with WaitNotice(tell if tells_for_host else None, awaited):
                 world = start_world(runtime.successors, joined.membership, start_barrier, deadline)
         runtime.dial_watchers()
+        communicator = Communicator(world, runtime, ends.close)
+        close_first = (beside or _ignore_node)(runtime, communicator)
         ends.push(undo.pop_all())
-    ends.callback((beside or _ignore_node)(runtime, communicator := Communicator(world, runtime, ends.close)))
+    ends.callback(close_first)
     return communicator
 
 

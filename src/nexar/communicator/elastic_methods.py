@@ -139,7 +139,7 @@ class ElasticMethods(ABC):
             if not self._generation.agreed:
                 raise
         except Expelled as gone:
-            if not (seconds and self._runtime.has_left):
+            if not (self._runtime.has_left and self._runtime.checkpoint_requests.report_departure()):
                 raise
             return Checkpoint(None, (), {self._generation.group.rank: gone.reason})
         else:

@@ -121,11 +121,8 @@ class Request:
             result = yield from running.__await__()
             self._deliver()
         except NexarError as error:
-            outcome = self._resolver.outcome_after(error)
-            if outcome is None:
-                raise
-            yield from outcome.__await__()  # raises the outcome
-            raise
+            resolved = yield from self._resolver.resolve_awaited_error(error).__await__()
+            raise resolved from None
         except BaseException:
             if not self._delivered:  # the task was cancelled, perhaps after the message arrived
                 running.undo()

@@ -81,6 +81,7 @@ class CheckpointRequests:
         self._changed = threading.Condition()  # over everything below
         self._waiting: tuple[Member, ...] = ()
         self._leaving = False
+        self._departure_reported = False
         self._removals: dict[NodeId, str] = {}
 
     def set_waiting(self, members: tuple[Member, ...]) -> None:
@@ -91,6 +92,12 @@ class CheckpointRequests:
     def leave(self) -> None:
         with self._changed:
             self._leaving = True
+
+    def report_departure(self) -> bool:
+        """True for the first checkpoint of a node that has left: it returns that, and later ones raise Expelled."""
+        with self._changed:
+            is_first, self._departure_reported = not self._departure_reported, True
+            return is_first
 
     def remove(self, node: NodeId, reason: str) -> None:
         with self._changed:

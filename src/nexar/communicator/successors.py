@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -198,9 +198,12 @@ class Successors:
             raise actual from error
         with self._changed:
             build.made = made
-        if DiscardBuild(number) in self._runner.put(BuildFinished(number)):
+        actions = self._runner.put(BuildFinished(number))
+        if DiscardBuild(number) in actions:
+            made.leave()  # a member that opened it must not wait for this one
             made.end()
-            raise UsageError(CLOSED)
+            rejected = _rejection(actions)
+            raise UsageError(CLOSED) if rejected is None else self._begin_error(build, rejected)
         self._wait(lambda: build.is_open)
         return made
 
@@ -325,15 +328,17 @@ class Successors:
         if old is None:  # closed meanwhile and garbage-collected
             self._failed(action.build, build, build_overtaken())
         else:
-            self._start_successor(action.build, build, old)
+            self._start_successor(action, build, old)
 
-    def _start_successor(self, number: BuildId, build: _Build, old: Generation) -> None:
+    def _start_successor(self, action: StartBuild, build: _Build, old: Generation) -> None:
+        assert action.until is not None
+        number = action.build
         try:
             self._builder.start(
                 build.membership,
                 build.communicator,
                 CompletedCalls(old.membership.epoch, old.context.call_log.completed),
-                timeout=self._config.recovery_timeout,
+                timeout=max(0.0, action.until - time.monotonic()),
                 begun=partial(self._began, build),
                 finished=partial(self._finished, number, build, old),
                 failed=partial(self._failed, number, build),
@@ -347,7 +352,8 @@ class Successors:
         with self._changed:
             build.made, build.group = made, None  # a late abort must not close what is built
         if DiscardBuild(number) in self._runner.put(BuildFinished(number, completed_by_all(least))):
-            self._discard(build)
+            made.leave()  # a member that opened it must not wait for this one
+            made.close()  # not `end`, which may block: the old generation has the same event feeds, and closes them
         self._ended_in_background(build)
 
     def _failed(self, number: BuildId, build: _Build, error: BaseException) -> None:
@@ -364,15 +370,6 @@ class Successors:
         with self._changed:
             self._in_background.discard(build)
             self._changed.notify_all()
-
-    def _discard(self, build: _Build) -> None:
-        """A user closed the old generation meanwhile. If this node did not, the feeds stay open."""
-        assert build.made is not None
-        assert build.old is not None
-        with self._changed:
-            is_open = self._generations.get(_key(build.old)) is build.old
-        build.made.leave()  # a member that opened it must not wait for this one
-        (build.made.close if is_open else build.made.end)()
 
     def _make(self, build: _Build, deadline: float, completed: CompletedCalls | None) -> tuple[Generation, int]:
         """Runs in this thread. Ends early if the build is aborted."""
@@ -470,18 +467,35 @@ class Successors:
         if outcome is None:
             return self._advised(generation, error)
         with suppress(NexarError):  # the outcome is checked below
-            self._wait_for_outcome(generation, outcome)
+            for deadline in self._wait_deadlines(outcome):
+                with suppress(OperationTimeout):
+                    generation.group.wait((outcome,), deadline)
         return copy(outcome.error) if outcome.error is not None else error
 
-    def _wait_for_outcome(self, generation: Generation, outcome: GenerationOutcome) -> None:
-        """Reads the own delay again at each deadline, because it also extends the machine's running deadlines."""
+    async def resolve_awaited_error(self, generation: Generation, error: BaseException) -> BaseException:
+        """As `resolve_error`, for a task: it suspends instead of blocking."""
+        import asyncio  # noqa: PLC0415 - already loaded for callers that await; a cost for others
+
+        outcome = self.outcome_after(generation, error)
+        if outcome is None:
+            return self._advised(generation, error)
+        with suppress(NexarError):  # the outcome is checked below
+            for deadline in self._wait_deadlines(outcome):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        await outcome
+        return copy(outcome.error) if outcome.error is not None else error
+
+    def _wait_deadlines(self, outcome: GenerationOutcome) -> Iterator[float]:
+        """Until when a caller waits for this outcome (time.monotonic). Reads the own delay again at each deadline,
+        because it also extends the machine's running deadlines.
+        """
         begin = time.monotonic()
         while not outcome.done:
             deadline = begin + 1.5 * self._config.recovery_timeout + self._runner.own_delay()
             if deadline <= time.monotonic():
                 return
-            with suppress(OperationTimeout):
-                generation.group.wait((outcome,), deadline)
+            yield deadline
 
     def _advised(self, generation: Generation, error: BaseException) -> BaseException:
         node = member_of(generation, error)
@@ -535,6 +549,6 @@ class ErrorResolver:
         """May block until the survivors agree."""
         return self._successors.resolve_error(self._generation, error)
 
-    def outcome_after(self, error: BaseException) -> GenerationOutcome | None:
-        """The outcome to await first; None: raise the error unchanged."""
-        return self._successors.outcome_after(self._generation, error)
+    async def resolve_awaited_error(self, error: BaseException) -> BaseException:
+        """As `resolve_error`, for a task: it suspends instead of blocking."""
+        return await self._successors.resolve_awaited_error(self._generation, error)

@@ -183,13 +183,22 @@ class Router:
         generation: int = 0,
         members: frozenset[NodeId] | None = None,
         make: Callable[..., Matching] = Matching,
+        *,
+        may_be_over: bool = False,
     ) -> Matching:
         """Open a generation, and deliver kept frames. `members` None: every node with a link. `make` runs under the
-        lock.
+        lock. Raises UsageError if the generation is over; with `may_be_over`, returns a closed matching.
         """
         with self.lock:
-            if generation < self._over.get(communicator, 0):
+            is_over = self.is_over(communicator, generation)
+            if is_over and not may_be_over:
                 raise UsageError(f"generation {generation} of communicator {communicator} is over already")
+            if is_over:
+                closed = make(
+                    communicator, generation, self.lock, self.unexpected_buffers, self.deferred_io, members=members
+                )
+                closed.close(Revoked(communicator=str(communicator), reason=f"generation {generation} is over"))
+                return closed
             previous = self._open.get(communicator)
             if previous is not None:
                 self._end(

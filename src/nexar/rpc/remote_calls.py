@@ -37,9 +37,11 @@ class RemoteCalls:
             limit=config.rpc_concurrency, name=f"nexar-{group.communicator}",
         )  # fmt: skip
         matching = group.matching
+        # A change may replace the generation before its communicator is made.
         self._channel: Final = router.open(
-            call_channel_id(group.communicator), matching.generation, matching.members, make=partial(CallChannel, self)
-        )
+            call_channel_id(group.communicator), matching.generation, matching.members, make=partial(CallChannel, self),
+            may_be_over=True,
+        )  # fmt: skip
         sender.channel = self._channel
         router.notices.open(self._channel.communicator, self._channel.generation, self._noticed)
         self._unsubscribe: Final = router.on_generation_end(self._group_ended)

@@ -105,6 +105,8 @@ class FakeBuilder:
         """The one communicator that is held up, or fails; None: all are."""
         self.lost: list[int] = []
         """Nodes of whom who waits for them is notified."""
+        self.timeouts: list[float] = []
+        """Of the builds that were started."""
 
     def lose(self, node: int, cause: str) -> None:
         self.lost.append(node)
@@ -145,6 +147,7 @@ class FakeBuilder:
         failed: Callable[[BaseException], None],
     ) -> None:
         """A thread stands for the one that drives."""
+        self.timeouts.append(timeout)
 
         def build() -> None:
             try:

@@ -31,7 +31,7 @@ from nexar.errors import (
     PeerLost,
     UsageError,
 )
-from nexar.group import Group
+from nexar.group import Group, deadline_after
 from nexar.types import ANY_SOURCE, ANY_TAG
 from tests.ranks import EVENT_TIMEOUT, on_every
 from tests.unit.cluster.memory_mesh import eventually
@@ -275,6 +275,25 @@ def test_who_waits_for_a_rank_that_leaves_goes_on_with_the_others() -> None:
         left = [raised.communicator, later.value.communicator]
         assert [(comm.rank, comm.size, comm.epoch) for comm in left] == [(0, 2, 2), (1, 2, 2)]
         assert on_every(left, lambda comm: comm.all_reduce(1)) == [2, 2]
+
+
+def test_a_communicator_that_is_made_after_its_generation_was_replaced_raises_the_change() -> None:
+    """As in split(), if a change comes before it returns."""
+    with local_communicators(3, Config()) as world:
+        runtimes = [comm._runtime for comm in world]
+        first = world[0].membership
+        made = on_every(runtimes, lambda runtime: runtime.successors.begin(first, 7, deadline_after(EVENT_TIMEOUT)))
+        raising = ValueError("on purpose")
+        world[2].__exit__(ValueError, raising, None)
+        for runtime, generation in zip(runtimes[:2], made, strict=False):
+            assert runtime.successors.wait_for_successor(generation, deadline_after(EVENT_TIMEOUT)) is not None
+        late = runtimes[0].successors.wrap(made[0])
+        with pytest.raises(MembershipChanged) as changed:
+            late.barrier()
+        with pytest.raises(MembershipChanged):
+            late.on(1).anything()
+        others = [changed.value.communicator, made[1].successor]
+        assert on_every(others, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 
 def test_a_closed_communicator_says_so_whatever_is_asked(pair: list[Communicator]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -13,7 +13,15 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.elastic_methods import Checkpoint
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import Cancelled, CollectiveTimeout, MembershipChanged, NexarError, OperationTimeout, UsageError
+from nexar.errors import (
+    Cancelled,
+    CollectiveTimeout,
+    Expelled,
+    MembershipChanged,
+    NexarError,
+    OperationTimeout,
+    UsageError,
+)
 from tests.ranks import on_every
 
 NOBODY = Member(77, "nowhere", bytes(32), {"memory": ("nobody",)})
@@ -51,6 +59,33 @@ def test_who_leaves_is_out_and_the_others_have_the_successor(three: list[Communi
     assert on_every(goes_on, lambda comm: comm.all_reduce(1)) == [2, 2]
     with pytest.raises(MembershipChanged):
         three[1].barrier()
+
+
+def test_who_left_learns_it_at_its_next_checkpoint_if_the_first_was_interrupted(
+    three: list[Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaver = three[0]
+    apply_plan = leaver._apply_plan
+
+    def interrupted(*facts: Any) -> NoReturn:
+        with pytest.raises(Expelled):
+            apply_plan(*facts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leaver, "_apply_plan", interrupted)
+    leaver.leave()
+
+    def attempt(comm: Communicator) -> Checkpoint | None:
+        if comm is not leaver:
+            return comm.checkpoint()
+        with pytest.raises(KeyboardInterrupt):
+            comm.checkpoint()
+        return None
+
+    on_every(three, attempt)
+    assert leaver.checkpoint() == Checkpoint(None, (), {0: "it wanted to leave"})
+    with pytest.raises(Expelled):
+        leaver.checkpoint()
 
 
 def test_a_rank_can_be_asked_to_go_by_another(three: list[Communicator]) -> None:

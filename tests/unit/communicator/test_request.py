@@ -12,7 +12,7 @@ from nexar.communicator.local import local_communicators
 from nexar.communicator.point_to_point import recv
 from nexar.communicator.request import Request, wait_all
 from nexar.config import Config
-from nexar.errors import Cancelled, OperationTimeout, UsageError
+from nexar.errors import Cancelled, OperationTimeout, PeerLost, Revoked, UsageError
 from nexar.group import deadline_after
 from nexar.links import matching
 from tests.ranks import EVENT_TIMEOUT, on_every
@@ -210,6 +210,50 @@ def test_an_awaited_request_that_is_cancelled_after_its_message_came_gives_it_ba
 
 async def _awaited(request: Request) -> Any:
     return await request
+
+
+# ---------------------------------------------------------------- errors of members, resolved as `wait` does it
+
+
+def _fails(comm: Communicator, error: PeerLost) -> Request:
+    request = comm.start.recv(source=1)
+    request._running.fail(error)
+    return request
+
+
+def _awaited_error(request: Request) -> BaseException:
+    async def attempt() -> BaseException:
+        with pytest.raises(PeerLost) as raised:
+            await asyncio.wait_for(_awaited(request), EVENT_TIMEOUT)
+        return raised.value
+
+    return asyncio.run(attempt())
+
+
+def test_an_awaited_request_waits_for_the_outcome_no_longer_than_wait_does() -> None:
+    """The member answers its probe, so no change follows."""
+    with local_communicators(2, Config(recovery_timeout=0.05)) as pair:
+        error = PeerLost(rank=1, cause="connection reset")
+        assert str(_awaited_error(_fails(pair[0], error))) == str(error)
+        assert not pair[0]._generation.outcome.done
+
+
+def test_an_awaited_request_advises_to_shrink_under_the_manual_policy_as_wait_does() -> None:
+    with local_communicators(2, Config(recovery_policy="manual")) as pair:
+        error = PeerLost(rank=1, cause="connection reset")
+        with pytest.raises(PeerLost, match=r"comm\.shrink") as waited:
+            _fails(pair[0], error).wait()
+        assert str(_awaited_error(_fails(pair[0], error))) == str(waited.value)
+
+
+def test_an_awaited_request_raises_the_outcome_of_its_generation(pair: list[Communicator]) -> None:
+    pair[1].revoke("enough")
+
+    async def attempt() -> None:
+        with pytest.raises(Revoked, match="enough"):
+            await asyncio.wait_for(_awaited(_fails(pair[0], PeerLost(rank=1, cause="connection reset"))), EVENT_TIMEOUT)
+
+    asyncio.run(attempt())
 
 
 def test_results_that_wait_all_did_not_return_go_back(pair: list[Communicator]) -> None:

@@ -3,6 +3,7 @@
 The communicators of one node, from change to change: who is interrupted, and what follows.
 """
 
+import asyncio
 import gc
 import threading
 import time
@@ -11,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from nexar.cluster.decisions.completion import NEW_MEMBER, NONE_COMPLETED
 from nexar.cluster.decisions.membership_events import MembershipAction, MembershipDecided, NoProgress
-from nexar.cluster.decisions.successor_events import GenerationKey, Released
+from nexar.cluster.decisions.successor_events import GenerationKey, Released, StartBuild
 from nexar.cluster.membership import WORLD, Change
 from nexar.communicator import successors
 from nexar.communicator.communicator import Communicator
@@ -74,6 +76,14 @@ def test_a_caller_waits_longer_while_this_node_is_delayed(story: Story, monkeypa
     assert story.successors.resolve_error(world, lost) is lost
     first = 100.0 + 1.5 * story.successors._config.recovery_timeout
     assert deadlines == [first, first + 2.0]
+
+
+def test_a_task_waits_longer_while_this_node_is_delayed(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It suspends until the same deadlines as a thread."""
+    world, deadlines = story.begin(), [float("-inf"), time.monotonic() + 0.05, float("-inf")]
+    monkeypatch.setattr(story.successors, "_wait_deadlines", lambda _: iter(deadlines))
+    lost = PeerLost(rank=1, node=2, cause="gone")
+    assert asyncio.run(story.successors.resolve_awaited_error(world, lost)) is lost
 
 
 def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(story: Story) -> None:
@@ -306,6 +316,19 @@ def test_a_change_that_comes_while_a_successor_is_made_ends_that_and_the_last_on
     assert change.lost == {1: "node 2 was killed", 2: "node 3 was killed"}
 
 
+def test_a_build_has_the_deadline_that_the_machine_gives_it(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    story.begin()
+    step = story.machine.successor_machine.step
+
+    def limited(event: Any, now: float) -> Any:
+        actions = step(event, now)
+        return [msgspec.structs.replace(act, until=now - 1) if isinstance(act, StartBuild) else act for act in actions]
+
+    monkeypatch.setattr(story.machine.successor_machine, "step", limited)
+    story.change(2)
+    assert story.builder.timeouts == [0.0]
+
+
 def test_a_change_that_does_not_concern_a_part_lets_its_successor_be_made(story: Story) -> None:
     story.widen()
     part = story.begin(1, 2, 3, communicator=PART)
@@ -336,6 +359,15 @@ def _begin_before_hearing(story: Story) -> Generation:
 
     story.on_opened = opened  # type: ignore[method-assign]
     return story.begin(communicator=PART)
+
+
+def test_one_that_was_made_when_its_making_was_aborted_is_closed_and_not_handed_out(story: Story) -> None:
+    """A member that left quietly: the others may have ended their part in it."""
+    story.on_opened = lambda _: story.change(3, quiet=True)  # type: ignore[method-assign]
+    with pytest.raises(PeerLost, match="it left"):
+        story.begin(1, 2, 3, communicator=PART)
+    assert [(group.left, group.closed.is_set()) for group in story.builder.begun] == [(1, True)]
+    assert story.successors.generations() == []
 
 
 def test_one_that_cannot_be_made_names_who_is_missed_and_waits_for_the_next_change(story: Story) -> None:
@@ -424,6 +456,29 @@ def test_one_that_its_user_closes_while_its_successor_is_made_has_none(story: St
     assert story.successors.generations() == []
     assert story.builder.begun[1].left == 1, "a member that opened it does not wait"
     assert part.successor is None
+
+
+def test_the_driver_does_not_wait_for_the_listeners_of_one_that_its_user_closed(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a feed waits for its callbacks, which may wait for the driver."""
+    part, ended_by = story.begin(1, 2, 3, communicator=PART), list[str]()
+    end = Generation.end
+
+    def recorded(generation: Generation) -> None:
+        ended_by.append(threading.current_thread().name)
+        end(generation)
+
+    monkeypatch.setattr(Generation, "end", recorded)
+    story.builder.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.builder.begun) == 2, "a successor in the making")
+    story.successors.forget(part)
+    story.builder.held.set()
+    eventually(lambda: not story.successors._in_background, "it is discarded")
+    assert story.builder.begun[1].closed.is_set()
+    assert ended_by == [threading.current_thread().name]
+    assert part.failures._closed
 
 
 def test_who_waits_has_the_outcome_with_the_successor(story: Story) -> None:

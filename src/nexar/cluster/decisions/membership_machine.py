@@ -301,6 +301,11 @@ class MembershipMachine:
 
     # ------------------------------------------------------------ suspicion
 
+    @property
+    def is_leaving(self) -> bool:
+        """The members agreed that this node leaves."""
+        return self._pending_changes.releases(self.me)
+
     def _is_gone(self, node: NodeId) -> bool:
         return node in self._suspicions or self._pending_changes.releases(node)
 

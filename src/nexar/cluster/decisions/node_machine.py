@@ -139,7 +139,8 @@ class NodeMachine:
             case NoProgress():
                 return self.successor_machine.step(action, now)
             case SelfExpelled(epoch, reason, willing):
-                self.has_left = self.has_left or willing
+                # A report of its removal does not say why, and a change may call a leaving member lost.
+                self.has_left = self.has_left or willing or self.membership_machine.is_leaving
                 cause = Terminated(TerminationKind.EXPELLED, epoch=epoch, reason=reason)
                 return self.successor_machine.step(Terminate(cause), now)
         return []

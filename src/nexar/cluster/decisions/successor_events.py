@@ -221,6 +221,8 @@ class StartBuild(msgspec.Struct, frozen=True):
     communicator: int
     membership: Membership
     old: GenerationKey | None
+    until: float | None = None
+    """Deadline of a successor's build, by the machine's clock. The user's deadline limits a first one."""
 
     @property
     def key(self) -> GenerationKey:

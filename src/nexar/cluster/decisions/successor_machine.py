@@ -88,7 +88,7 @@ from nexar.cluster.decisions.successor_state import (
     stall_outcome,
     supersede,
 )
-from nexar.cluster.membership import Change, Membership, next_generation
+from nexar.cluster.membership import WORLD, Change, Membership, next_generation
 from nexar.errors import sendable
 from nexar.types import NodeId, Rank
 from nexar.wire.control import MAX_CAUSE_CHARACTERS
@@ -368,7 +368,9 @@ class SuccessorMachine:
         self, number: BuildId, communicator: int, membership: Membership, old: ClosedCommunicator | None, until: float
     ) -> list[SuccessorAction]:
         self._builds[number] = Build(communicator, membership, nodes_of(membership), old, until)
-        return [StartBuild(number, communicator, membership, None if old is None else old.key)]
+        if old is None:
+            return [StartBuild(number, communicator, membership, None)]
+        return [StartBuild(number, communicator, membership, old.key, until)]
 
     def _schedule(self, now: float) -> list[SuccessorAction]:
         """Start or give up successors, lowest keys first."""
@@ -417,7 +419,7 @@ class SuccessorMachine:
             return self._need(each.key.communicator, target, *loss)
         number, self._next_build = self._next_build, self._next_build + 1
         each.build, each.failed = number, None
-        if each.renewal is None or each.renewal.nodes != nodes_of(target):
+        if each.renewal is not None and (each.renewal.nodes != nodes_of(target) or now >= each.renewal.until):
             each.renewal = None
         until = now + self._recovery_timeout if each.renewal is None else each.renewal.until
         old = ClosedCommunicator(each.key.communicator, each.membership)
@@ -473,8 +475,17 @@ class SuccessorMachine:
         end = self.terminated
         if end is not None and end.kind is TerminationKind.CLOSED:
             return [DiscardBuild(number)]
+        if end is None and build.aborted is not None and self._is_abandoned(build):
+            self._closed.add(build.communicator, build.membership)  # members that opened it do not wait for this one
+            return [DiscardBuild(number), RejectBegin(number, build.aborted)]
         made, actions = self._list(number, build, ())
         return actions if end is None else [*actions, *interrupt(made), *set_outcome(made, end)]
+
+    def _is_abandoned(self, build: Build) -> bool:
+        """Whether other members may have ended this first build without a successor. A joiner takes part in the next
+        generation of the world in any case.
+        """
+        return build.communicator != WORLD and self._history.following(build.communicator, build.membership) is None
 
     def _list(
         self, number: BuildId, build: Build, ancestors: tuple[GenerationKey, ...]
@@ -566,12 +577,16 @@ class SuccessorMachine:
     def _notice_received(self, notice: RevokeReceived) -> list[SuccessorAction]:
         if self.terminated is not None:
             return []
-        each = self._open.get(notice.key)
+        each = self._open_of(notice.key.communicator) if notice.closed else self._open.get(notice.key)
         if each is not None:
             return self._follow(each, notice)
         if not self._is_over(notice.key):
             self._early.add(notice)
         return []
+
+    def _open_of(self, communicator: int) -> OpenedGeneration | None:
+        """Its newest generation: all others have successors."""
+        return next((each for key, each in self._open.items() if key.communicator == communicator), None)
 
     def _is_over(self, key: GenerationKey) -> bool:
         """This node had this generation or a newer one, so it never opens this one."""
@@ -579,12 +594,17 @@ class SuccessorMachine:
         return self._closed.is_closed(key) or any(key.epoch <= each.epoch for each in newest)
 
     def _follow(self, each: OpenedGeneration, notice: RevokeReceived) -> list[SuccessorAction]:
-        """It counts only from a member, a closing notice only about the sender, and none in this node's name."""
+        """It counts only from a member, a closing notice only about the sender, and none in this node's name.
+
+        A member announces only the close of the newest generation that it had or built, and takes part in no other
+        afterwards. That may be older or newer than the one here: a build can end on some members only.
+        """
         sender, size = each.membership.rank_of(notice.sender), each.membership.size
         if sender is None or notice.sender == self.me:
             return []
         if notice.closed:
-            return self._closed_by(each, notice.sender) if notice.rank == sender else []
+            names_sender = notice.rank == sender or notice.key != each.key  # its rank there is not known here
+            return self._closed_by(each, notice.sender) if names_sender else []
         if not 0 <= notice.rank < size or notice.rank == each.membership.rank_of(self.me):
             return []
         forwarded_by = "" if notice.rank == sender else f" (as rank {sender} passed on)"

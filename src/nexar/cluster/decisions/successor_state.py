@@ -191,7 +191,10 @@ class EarlyNotices:
             del self._notices[next(iter(self._notices))]
 
     def take(self, key: GenerationKey) -> list[RevokeReceived]:
-        return list(self._notices.pop(key, {}).values())
+        """Those about this generation, and closing notices about any generation of its communicator."""
+        about = self._notices.pop(key, {})
+        others = (each for other, each in self._notices.items() if other.communicator == key.communicator)
+        return [*about.values(), *(notice for each in others for notice in each.values() if notice.closed)]
 
 
 # -- generations and builds

@@ -170,6 +170,9 @@ class Host(Protocol):
     node: NodeId
     alive: bool
 
+    def now(self) -> float:
+        """The time of the node's clock."""
+
     def handle(self, event: MembershipInput | SuccessorInput) -> None: ...
 
     def when_running(self, action: Callable[[], None]) -> None: ...
@@ -308,7 +311,8 @@ class Generations:
         if exchange is None:
             self._host.after(_BUILD_SECONDS * self._world.random.random(), lambda: self._finish(build, None))
             return
-        self._host.after(RECOVERY_TIMEOUT, lambda: self._time_out(build))
+        seconds = RECOVERY_TIMEOUT if start.until is None else start.until - self._host.now()
+        self._host.after(seconds, lambda: self._time_out(build))
         self._send_rounds(build, exchange.start())
         for sender, frame in self._early.pop(build.key, []):
             self._build_frame(build, sender, frame)

@@ -10,7 +10,7 @@
 - Undisturbed: only a change that concerns a communicator, a stall, a revocation or the end of the node ends its calls.
 - Everybody stops together: a change interrupts the generations that it concerns before their links close.
 - Nobody waits for who closed: a node that closed a communicator neither builds nor opens a generation of it, and tells
-  the others when a change concerns it.
+  the others when a change concerns it. A node that was told, about any generation, builds no successor with it.
 - Nobody waits for who left: a change aborts the builds that it concerns or whose members it removes.
 - Bounded: at most 16 successors are built at a time, a failed build is not repeated, what the user released is
   forgotten, and changes, closed communicators and early notices are remembered up to their limits.
@@ -80,6 +80,7 @@ class _NodeState:
         self.outcomes: defaultdict[int, dict[GenerationKey, Outcome]] = defaultdict(dict)  # by communicator
         self.interrupted: set[GenerationKey] = set()
         self.closed: dict[int, GenerationKey] = {}  # the newest generation that the user closed, by communicator
+        self.told: defaultdict[int, set[NodeId]] = defaultdict(set)  # who said that it closed, by communicator
         self.released: list[GenerationKey] = []
         self.revoked_early: set[GenerationKey] = set()  # before it was opened here
         self.pending: dict[GenerationKey, tuple[int, float]] = {}  # the call and when it began
@@ -160,6 +161,8 @@ class SuccessorLaws:
                 self._forget(node, key)
                 self._nodes[node].released.append(key)
                 self._nodes[node].outcomes[key.communicator].pop(key, None)
+            case RevokeReceived(sender=sender, key=key, closed=True) if self._concerns(node, sender, key):
+                self._nodes[node].told[key.communicator].add(sender)
             case RevokeReceived(key=key, rank=rank, closed=False) if self._is_early(node, key, rank):
                 self._nodes[node].revoked_early.add(key)
             case RevokeRequested(key):
@@ -179,6 +182,14 @@ class SuccessorLaws:
             return False
         members = self._memberships[key].members
         return 0 <= rank < len(members) and members[rank].node != node and (members[rank].node, key) in self._revoked
+
+    def _concerns(self, node: NodeId, sender: NodeId, key: GenerationKey) -> bool:
+        """Whether this closing notice is true and the sender is a member of the generation in use."""
+        state = self._nodes[node]
+        newest = state.newest.get(key.communicator)
+        if newest is None or not state.is_in_use(newest) or state.terminated:
+            return False
+        return key.communicator in self._nodes[sender].closed and self._memberships[newest].rank_of(sender) is not None
 
     def _forget(self, node: NodeId, key: GenerationKey) -> None:
         state = self._nodes[node]
@@ -208,6 +219,8 @@ class SuccessorLaws:
             self._check_ancestors(node, state, key.communicator)
             if key in state.revoked_early and not isinstance(state.outcomes[key.communicator].get(key), RevokedBy):
                 raise Violation("not handed out", f"node {node} opens {key}, which was revoked before", node)
+        if isinstance(event, RevokeReceived):
+            self._check_told(node, state, actions)
         state.terminated = state.terminated or isinstance(event, Terminate)
         self._check_end(node, state, actions)
 
@@ -270,10 +283,23 @@ class SuccessorLaws:
             raise Violation("nobody waits for who closed", f"node {node} builds {start.key}, which it closed", node)
         if start.old is not None:
             self._check_target(node, state, start, start.old)
+            self._check_nobody_closed(node, state, start)
         self._check_members(node, start)
         state.builds[start.build] = start
         if state.successor_builds() > MAX_BUILDS:
             raise Violation("bounded", f"node {node} builds {state.successor_builds()} successors", node)
+
+    def _check_told(self, node: NodeId, state: _NodeState, actions: Sequence[object]) -> None:
+        """The node aborts the builds of successors with a member that closed."""
+        state.aborted |= {each.build for each in actions if isinstance(each, AbortBuild)}
+        for build, start in state.builds.items():
+            if start.old is not None and build not in state.aborted:
+                self._check_nobody_closed(node, state, start)
+
+    def _check_nobody_closed(self, node: NodeId, state: _NodeState, start: StartBuild) -> None:
+        closed = state.told[start.communicator].intersection(_nodes(start.membership))
+        if closed:
+            raise Violation("nobody waits for who closed", f"node {node} builds {start.key} with {closed}", node)
 
     def _check_target(self, node: NodeId, state: _NodeState, start: StartBuild, old: GenerationKey) -> None:
         expected = self._laws.generation_after(start.communicator, self._memberships[old], state.epoch)

@@ -2,6 +2,8 @@
 
 from random import Random
 
+import pytest
+
 from nexar.cluster.decisions.membership_events import (
     ChangeRequested,
     MessageReceived,
@@ -32,7 +34,7 @@ from nexar.cluster.decisions.successor_events import (
     Terminated,
     TerminationKind,
 )
-from nexar.cluster.membership import WORLD, Change, Membership
+from nexar.cluster.membership import WORLD, Change, Departure, Membership
 from nexar.wire.control import Chosen, Prepare
 from tests.losses import silent
 from tests.unit.cluster.decisions.successor_scene import (
@@ -200,3 +202,16 @@ def test_it_is_due_when_the_first_of_both_machines_is() -> None:
     assert node.machine.due(node.now) == node.now + TIMEOUT
     node.now += TIMEOUT
     assert node.step(Tick()) == [SetOutcome(world, RecoveryTimedOut(()))]
+
+
+@pytest.mark.parametrize(
+    "removed",
+    [SelfExpelled(2, "no member of epoch 2"), MessageReceived(2, Chosen((0, 1, 0), Change(2, killed(1)).encode()))],
+    ids=["a member reports the removal", "the change calls it lost"],
+)
+def test_a_node_that_the_members_release_has_left_however_it_learns_that(removed: object) -> None:
+    node, expelled = Node(1, 2, 3), Node(1, 2, 3)
+    node.step(ChangeRequested(left=(Departure(1, "it wanted to leave", willing=True),), epoch=1))
+    node.step(removed)
+    expelled.step(removed)
+    assert (node.machine.has_left, expelled.machine.has_left) == (True, False)

@@ -78,7 +78,7 @@ def test_a_loss_interrupts_the_world_before_links_close_and_then_its_successor_i
     scene = Scene()
     world = scene.begin()
     after = membership(1, 3, epoch=2)
-    made = StartBuild(FIRST_BUILD, WORLD, after, world)
+    made = StartBuild(FIRST_BUILD, WORLD, after, world, scene.now + TIMEOUT)
     assert scene.change(left=killed(2)) == [
         Interrupt(world),
         AdoptMembership(Change(2, left=killed(2)), after),
@@ -240,6 +240,26 @@ def test_a_first_build_that_finishes_soon_after_its_parent_ended_is_opened() -> 
     assert scene.machine.due(scene.now) is None
 
 
+def test_a_first_build_that_finishes_after_its_abort_is_discarded_because_the_others_may_have_ended_theirs() -> None:
+    scene = Scene(1, 2, 3, 4)
+    world = scene.begin()
+    scene.step(BeginRequested(50, PART, membership(1, 2), world))
+    scene.change(left=killed(4))
+    scene.tick(2.0)
+    assert scene.step(BuildFinished(50)) == [DiscardBuild(50), RejectBegin(50, OVERTAKEN)]
+    assert scene.machine.generations() == [world]
+    notice = SendNotice((2,), key(PART, 1), 0, "it has closed it", closed=True)
+    assert notice in scene.change(renewed=(PART,)), "a member may have opened it before"
+
+
+def test_a_first_build_that_a_change_of_its_members_aborts_is_opened_and_gets_a_successor() -> None:
+    scene = Scene()
+    (first,) = scene.request(communicator=PART)
+    assert isinstance(first, StartBuild)
+    scene.change(left=killed(2))
+    assert kinds(scene.finish(first)) == ["OpenGeneration", "Interrupt", "StartBuild"]
+
+
 def test_none_is_begun_from_an_outdated_membership_or_with_a_departed_member() -> None:
     scene = Scene()
     scene.change(left=left(3))
@@ -388,6 +408,25 @@ def test_a_renewal_that_is_built_succeeds_the_generation() -> None:
     scene.tick(2.0)
     outcome = scene.finish(only(scene.change(renewed=(WORLD,))))[-1]
     assert outcome == SetOutcome(world, Superseded(key(WORLD, 3), {1: "node 2 was killed"}, (), None, agreed=False))
+
+
+def test_a_renewed_build_ends_when_the_first_target_is_given_up() -> None:
+    scene = Scene()
+    scene.begin()
+    first = only(scene.change(left=killed(2)))
+    assert first.until == scene.now + TIMEOUT
+    scene.fail(first, lost(3))
+    scene.tick(2.0)
+    assert only(scene.change(renewed=(WORLD,))).until == first.until
+
+
+def test_a_renewal_after_the_target_was_given_up_has_the_full_time_again() -> None:
+    scene = Scene()
+    world = scene.begin()
+    scene.fail(only(scene.change(left=killed(2))), lost(3))
+    scene.tick(2.0)
+    assert scene.tick(TIMEOUT - 2.0) == [SetOutcome(world, RecoveryTimedOut((2,)))]
+    assert only(scene.change(renewed=(WORLD,))).until == scene.now + TIMEOUT
 
 
 def test_a_loss_after_a_renewal_gives_the_full_time_again() -> None:
@@ -696,6 +735,46 @@ def test_another_closer_replaces_the_first() -> None:
     scene.hear(4, part, 3, closed=True)
     assert scene.change(left=killed(2))[-1] == SetOutcome(part, closed_by(2))
     assert scene.change(left=killed(3))[-1] == SetOutcome(part, closed_by(3))
+
+
+def test_a_member_that_closed_the_generation_before_takes_no_part_in_the_next_one() -> None:
+    """Its own build failed, so it announces the old generation, in which its rank was another."""
+    scene = Scene(1, 2, 3)
+    part = scene.begin(2, 1, 3, communicator=PART)
+    opened = scene.finish(only(scene.change(left=killed(2))))[0]
+    assert isinstance(opened, OpenGeneration)
+    assert scene.hear(3, part, 2, closed=True) == []
+    actions = scene.change(renewed=(PART,))
+    assert builds(actions) == []
+    assert actions[-1] == SetOutcome(opened.key, closed_by(1))
+
+
+def test_a_member_that_closed_a_generation_that_this_node_never_opened_takes_no_part_in_the_next_one() -> None:
+    """It built that one, and a newer change overtook the build here."""
+    scene = Scene(1, 2, 3, 4)
+    part = scene.begin(communicator=PART)
+    first = only(scene.change(left=killed(2)))
+    scene.change(left=killed(4))
+    made = only(scene.fail(first))
+    assert scene.hear(3, first.key, 1, closed=True) == [AbortBuild(made.build, OVERTAKEN)]
+    assert scene.fail(made) == [SetOutcome(part, closed_by(2))]
+
+
+def test_an_early_closing_notice_counts_for_any_generation_of_its_communicator() -> None:
+    scene = Scene(1, 2, 3, 4)
+    (started,) = scene.request(communicator=PART)
+    assert isinstance(started, StartBuild)
+    assert scene.hear(3, key(PART, 2), 1, closed=True) == scene.hear(2, key(PART + 1, 2), 1, closed=True) == []
+    scene.finish(started)
+    assert scene.machine._open[started.key].closed_by == {3}
+
+
+def test_a_member_that_goes_on_does_not_announce_the_close_of_the_old_generation() -> None:
+    scene = Scene()
+    part = scene.begin(communicator=PART)
+    scene.finish(only(scene.change(left=killed(2))))
+    assert scene.close(part) == []
+    assert "SendNotice" not in kinds(scene.change(renewed=(PART,)))
 
 
 # ---------------------------------------------------------------- revoking

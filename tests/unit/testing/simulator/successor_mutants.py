@@ -170,6 +170,15 @@ def _goes_on_after_close(self: SuccessorMachine, key: GenerationKey) -> list[Suc
     return []
 
 
+def _hears_of_its_own_generation_only(self: SuccessorMachine, notice: RevokeReceived) -> list[SuccessorAction]:
+    """A closing notice about an older or newer generation is not followed."""
+    is_other = notice.closed and notice.key not in self._open and self._open_of(notice.key.communicator) is not None
+    return [] if is_other else _notice_received(self, notice)
+
+
+_notice_received = SuccessorMachine._notice_received
+
+
 # -- bounded
 
 
@@ -369,6 +378,11 @@ RARE_MUTANTS: dict[str, tuple[Running, str, range]] = {
         _patched(CompletionExchange, "result", property(_mixed)),
         "completed",
         range(500, 600),
+    ),
+    "a close of another generation is ignored": (
+        _patched(SuccessorMachine, "_notice_received", _hears_of_its_own_generation_only),
+        "nobody waits for who closed",
+        range(600, 660),
     ),
 }
 """As above, with the seeds to try: few histories show it."""

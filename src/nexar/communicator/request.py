@@ -121,7 +121,7 @@ class Request:
             result = yield from running.__await__()
             self._deliver()
         except NexarError as error:
-            outcome = self._resolver.outcome_after(error)
+            outcome = self._resolver.outcome_to_await(error)
             if outcome is None:
                 raise
             yield from outcome.__await__()  # raises the outcome

@@ -299,7 +299,7 @@ class SimulatedMember(SimulatedNode):
         program: ApplicationPlan | None = None,
         fails: Callable[[NodeId], None] = lambda _: None,
     ) -> None:
-        """`program`: what its application does; None: there is none, only recovery after a loss. `fails` ends its
+        """`program`: what its application does; None: it only recovers after a loss. `fails` ends its
         process after a loss under the policy `abort`.
         """
         super().__init__(world, node, rate=rate, ahead=ahead)
@@ -326,7 +326,7 @@ class SimulatedMember(SimulatedNode):
         self._detector = FailureDetector(HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, STUCK_TIMEOUT)
         self._count = 0
         self._watchers: tuple[NodeId, ...] = ()
-        self._beats: dict[int, Beat] = {}
+        self._heartbeats: dict[int, Beat] = {}
         self._delayed = 0.0
 
     @property
@@ -415,7 +415,7 @@ class SimulatedMember(SimulatedNode):
             self._held.append(self._heartbeat)
             return
         for watcher in (*self._watchers, *self._seed()):
-            self._world.beat(self.node, watcher, self.epoch)
+            self._world.send_heartbeat(self.node, watcher, self.epoch)
         self._measure()
         self._check_peers()
         if (
@@ -451,10 +451,10 @@ class SimulatedMember(SimulatedNode):
         if self.membership_machine is None:
             return
         self._count += 1
-        beat = self._beats.setdefault(epoch, Beat(epoch))
+        heartbeat = self._heartbeats.setdefault(epoch, Beat(epoch))
         now = self.now()
-        self._detector.packets(sender, self._count, now)
-        self._detector.beat(sender, beat, now)
+        self._detector.record_traffic(sender, self._count, now)
+        self._detector.record_heartbeat(sender, heartbeat, now)
         if epoch < self.epoch:
             self.send_changes(sender, epoch)
 

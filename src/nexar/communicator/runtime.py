@@ -229,7 +229,7 @@ class NodeRuntime:
     # -- events of the mesh: any thread; messages of members: the driver ---------------------------------------------
 
     def _dispatch(self, event: MeshEvent) -> None:
-        """Any thread: the driver reports lost links, the control loop ended liveness connections, a dial a removal."""
+        """Any thread: usually the driver, but also one that dials or ends a link."""
         match event:
             case LinkLost(link, error):
                 self._failure_monitor.link_lost(link, error)

@@ -243,10 +243,10 @@ def join_later(seed: Seed, size: int) -> Cost:
 # -- heartbeats
 
 
-def beat_once(membership: Membership) -> Cost:
+def heartbeat_once(membership: Membership) -> Cost:
     """Every node sends one heartbeat to each of its watchers, and checks the nodes that it watches."""
-    beat = Beat(1, (CurrentCall(0, "all_reduce", 1, 0, 0.1),), "all_reduce")
-    size, body, traffic, cpu = membership.size, len(encode(beat)), Traffic(), []
+    heartbeat = Beat(1, (CurrentCall(0, "all_reduce", 1, 0, 0.1),), "all_reduce")
+    size, body, traffic, cpu = membership.size, len(encode(heartbeat)), Traffic(), []
     for rank, member in enumerate(membership.members):
         for other in watchers(size, rank):
             traffic.add(member.node, membership.members[other].node, body)
@@ -258,8 +258,8 @@ def beat_once(membership: Membership) -> Cost:
         detector.watch(nodes, 0.0)
         begin = time.process_time()
         for node in nodes:
-            detector.packets(node, 1, 1.0)
-            detector.beat(node, decode(encode(beat)), 1.0)  # type: ignore[arg-type]
+            detector.record_traffic(node, 1, 1.0)
+            detector.record_heartbeat(node, decode(encode(heartbeat)), 1.0)  # type: ignore[arg-type]
         detector.tick(1.0)
         cpu.append(time.process_time() - begin)
     return Cost(traffic, [member.node for member in membership.members], cpu)
@@ -493,13 +493,13 @@ def measure(size: int) -> dict[str, str]:
     began = time.process_time()
     seed, membership, formed = form(size)
     later = join_later(seed, size)
-    beats = beat_once(membership)
+    heartbeats = heartbeat_once(membership)
     recovery = Recovery(membership, seed)
     recovered = recovery.run()
     agreed = agree(size)
     figures = {f"form: {name}": value for name, value in {**formed.rows(), **formed.seed_rows(size)}.items()}
     figures |= {f"join later: {name}": value for name, value in later.seed_rows(LATE_JOINERS).items()}
-    figures |= {f"heartbeat: {name}": value for name, value in beats.rows().items()}
+    figures |= {f"heartbeat: {name}": value for name, value in heartbeats.rows().items()}
     figures |= {f"recover: {name}": value for name, value in {**recovered.rows(), **recovered.seed_rows(size)}.items()}
     figures["recover: time"] = f"{1e3 * (recovery.now - 10.0):.0f} ms"
     figures |= {f"agree: {name}": value for name, value in agreed.rows().items()}

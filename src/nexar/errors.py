@@ -301,7 +301,7 @@ class FormationTimeout(NexarError, TimeoutError):
 
 @error_with_facts
 class PeerError(NexarError, ConnectionError):
-    """One peer failed. What is not known of it is None."""
+    """One peer failed. `rank`, `node` and `address` may be unknown (None)."""
 
     rank: Rank | None = None
     node: NodeId | None = None
@@ -356,8 +356,8 @@ class LinkClosed(NexarError, ConnectionError):
         return f"{closed}{_during_clause(self.operation)}; use it before closing it"
 
 
-_SETTINGS: Final = {"barrier": "BARRIER", "checkpoint": "ELASTIC_CHECKPOINT", "grow": "ELASTIC_CHECKPOINT"}
-"""The timeout settings of operations that have their own."""
+_TIMEOUT_SETTINGS: Final = {"barrier": "BARRIER", "checkpoint": "ELASTIC_CHECKPOINT", "grow": "ELASTIC_CHECKPOINT"}
+"""Operations with a timeout setting of their own: the part of its name before `_TIMEOUT_SECS`."""
 
 
 @error_with_facts
@@ -388,8 +388,8 @@ class OperationTimeout(NexarError, TimeoutError):
         waiting = self.waiting_for
         missing = waiting if isinstance(waiting, str) else "; ".join(str(peer) for peer in waiting)
         return (
-            f"{self._called()} did not finish in {format_seconds(self.timeout)}, waiting for {missing}; "
-            f"{self._first_check()}raise the limit ({self._remedy()})"
+            f"{self._call_name()} did not finish in {format_seconds(self.timeout)}, waiting for {missing}; "
+            f"{self._first_check()}raise the limit ({self._limit_name()})"
         )
 
     def _first_check(self) -> str:
@@ -397,10 +397,10 @@ class OperationTimeout(NexarError, TimeoutError):
         ranks = sorted({peer.rank for peer in peers if peer.rank is not None})
         return f"check {list_ranks(ranks)} first, or " if ranks else ""
 
-    def _called(self) -> str:
+    def _call_name(self) -> str:
         return self.operation
 
-    def _remedy(self) -> str:
+    def _limit_name(self) -> str:
         return "timeout="
 
 
@@ -410,11 +410,11 @@ class CollectiveTimeout(OperationTimeout):
 
     sequence: int
 
-    def _called(self) -> str:
+    def _call_name(self) -> str:
         return f"{self.operation} #{self.sequence}"
 
-    def _remedy(self) -> str:
-        setting = _SETTINGS.get(self.operation, "COLLECTIVE")
+    def _limit_name(self) -> str:
+        setting = _TIMEOUT_SETTINGS.get(self.operation, "COLLECTIVE")
         return f"timeout=, or NEXAR_{setting}_TIMEOUT_SECS"
 
 

@@ -73,7 +73,7 @@ def test_the_package_exports_exactly_these_names():
         (nexar.Membership, "decode"),
         (nexar.Membership, "pin"),
         (nexar.Communicator, "resolve_error"),
-        (nexar.Communicator, "outcome_after"),
+        (nexar.Communicator, "outcome_to_await"),
     ],
 )
 def test_what_only_nexar_itself_calls_is_not_a_public_method(public: type, name: str) -> None:

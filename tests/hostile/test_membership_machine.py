@@ -109,7 +109,7 @@ class Storm(Parliament):
         self.cut.clear()
 
     def calm(self) -> None:
-        """Everything works again, the dead are known to be dead, beats go round."""
+        """Everything works again, the dead are known to be dead, heartbeats go round."""
         self.faults.loss, self.faults.longest = 0.0, 0.002
         self.dead.discard(SEED_NODE)
         self._heal()
@@ -122,7 +122,7 @@ class Storm(Parliament):
             for node in self.living():
                 self.feed(node, RecoverNow())
             self.run(0.5)
-            self.beat()
+            self.send_heartbeats()
         self.run(0.1)
 
 

@@ -26,7 +26,7 @@ def test_a_rank_that_is_stopped_is_lost_and_when_it_continues_it_is_expelled(
         story.await_more([0, 2, 3])
         story.finish()
         (change,) = story.reported(0, "changed")
-    assert took > TIMEOUT / 2  # packets were received until it was stopped, beats a little before
+    assert took > TIMEOUT / 2  # packets were received until it was stopped, heartbeats a little before
     assert (expelled["epoch"], expelled["reason"]) == (2, causes(change)[1])
     assert change["ranks"] == [0, 2, 3]
     measured(record_property, recovery_s=round(took, 2))

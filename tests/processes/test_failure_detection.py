@@ -27,7 +27,7 @@ from nexar.security.authority import Authority
 from nexar.wire.control import Pong
 from nexar_tools.peer_process import PeerProcess
 from nexar_tools.transports import why_unavailable
-from tests.processes.beating_node import INTERVAL, beat_and_hold
+from tests.processes.heartbeat_node import INTERVAL, send_heartbeats_and_hold
 from tests.processes.scale import measured
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.connection_ends import End
@@ -163,10 +163,12 @@ class Watch:
         self.heartbeat = Heartbeat(
             node, lambda: {other: peer.link}, lambda: ((), ""), self.found.put, control_loop=self.control_loop
         )
-        peer.node.beaten = self.heartbeat.arrived
+        peer.node.on_heartbeat = self.heartbeat.arrived
         members = tuple(Member(each, "here", bytes(32), {}) for each in (me, other))
         self.heartbeat.adopt(Membership("ours", 1, members))
-        eventually(lambda: (known := self.heartbeat.known(other)) is not None and known.beat is not None, "a beat")
+        eventually(
+            lambda: (known := self.heartbeat.known(other)) is not None and known.heartbeat is not None, "a heartbeat"
+        )
 
     def next(self) -> LivenessReport:
         return self.found.get(timeout=EVENT_TIMEOUT)
@@ -174,8 +176,8 @@ class Watch:
 
 @contextmanager
 def watching(scheme: str) -> Iterator[tuple[PeerProcess, Watch]]:
-    terms = {"schemes": [scheme], "node_class": "tests.processes.beating_node:BeatingNode"}
-    with PeerProcess(beat_and_hold, [HELD], **terms) as peer:
+    terms = {"schemes": [scheme], "node_class": "tests.processes.heartbeat_node:HeartbeatNode"}
+    with PeerProcess(send_heartbeats_and_hold, [HELD], **terms) as peer:
         watch = Watch(peer)
         try:
             yield peer, watch

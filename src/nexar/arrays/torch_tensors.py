@@ -79,7 +79,7 @@ def require_dense_memory(tensor: Any) -> None:
 
 
 def dtype_of(tensor: Any) -> np.dtype[Any]:
-    """Returns the NumPy dtype. Raises UsageError if there is none."""
+    """Returns the NumPy dtype. Raises UsageError if NumPy and ml_dtypes lack it."""
     name = _name(tensor.dtype)
     if name in EXCHANGED_AS_INTEGERS:
         return EXCHANGED_AS_INTEGERS[name][1]

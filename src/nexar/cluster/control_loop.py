@@ -182,7 +182,7 @@ class ControlLoop:
         return self._clock.now()
 
     def call_at(self, when: float | None, callback: TimerCallback) -> Timer:
-        """A timer; without a time if `when` is None."""
+        """Return a timer. Without `when` it has no time yet."""
         timer = Timer(self, callback)
         if when is not None:
             self.set_timer(timer, when)

@@ -99,18 +99,18 @@ class FailureMonitor:
         self._hung_timeout = node.config.stuck_timeout - min(
             node.config.heartbeat_timeout, node.config.stuck_timeout / 2
         )
-        """Seconds without a beat after which this node agrees that a node hangs: less than stuck_timeout, since members
-        do not notice at the same moment.
+        """Seconds without a heartbeat after which this node agrees that a node hangs: less than stuck_timeout, since
+        members do not notice at the same moment.
         """
         self._closed = False  # written by `close`
         self._lock = threading.Lock()
-        self._probing_hints: set[NodeId] = set()  # being probed after a hint; guarded by the lock
+        self._investigated: set[NodeId] = set()  # being probed after a hint; guarded by the lock
         self._lost: set[NodeId] = set()  # lost and not found again; guarded by the lock
         self._silent: set[NodeId] = set()  # lost to the heartbeat and not heard since; guarded by the lock
         self._goodbyes: dict[NodeId, Loss] = {}  # of members about to end their link; guarded by the lock
-        self._probing_requests: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
-        self._waiting: deque[Callable[[], None]] = deque()  # first steps of waiting tasks; guarded by the lock
-        self._busy = 0  # tasks that have begun, at most MAX_PROBES; guarded by the lock
+        self._probed_on_request: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
+        self._waiting_tasks: deque[Callable[[], None]] = deque()  # first steps of waiting tasks; guarded by the lock
+        self._running_tasks = 0  # tasks that have begun, at most MAX_PROBES; guarded by the lock
         self._death_reports: dict[NodeId, Loss] = {}  # from launchers and the seed; guarded by the lock
 
     # -- hints -----------------------------------------------------------------------------------------------
@@ -141,9 +141,9 @@ class FailureMonitor:
 
     def is_investigating(self, nodes: Iterable[NodeId]) -> bool:
         with self._lock:
-            return not self._probing_hints.isdisjoint(nodes)
+            return not self._investigated.isdisjoint(nodes)
 
-    def cut_off(self, node: NodeId, cause: str) -> None:
+    def route_lost(self, node: NodeId, cause: str) -> None:
         """No relay route is left. Never blocks."""
         self._investigate(node, Loss(LossKind.LINK_BROKEN, cause))
 
@@ -189,7 +189,7 @@ class FailureMonitor:
 
     def probe_joiner(self, joiner: Member) -> None:
         """The seed lost a joiner: a node that sends it state must not wait for QUIC's timeout. Never blocks."""
-        self._test_link(joiner, self._timeout)
+        self._probe_link(joiner, self._timeout)
 
     def probe_neighbour(self, node: NodeId) -> None:
         """A relay delivers frames of a direct neighbour. If the connection is broken, lose the link before the
@@ -197,15 +197,15 @@ class FailureMonitor:
         """
         member = self._mesh.directory.find(node)
         if member is not None:
-            self._test_link(member, self._timeout / 2)
+            self._probe_link(member, self._timeout / 2)
 
-    def _test_link(self, member: Member, timeout: float) -> None:
+    def _probe_link(self, member: Member, timeout: float) -> None:
         link = self._mesh.find(member.node)
         if link is not None and not self._closed:
-            self._begin(member.node, _ignore_loss, self._test, member, link, timeout)
+            self._start_task(member.node, _ignore_loss, self._begin_link_probe, member, link, timeout)
 
-    def _test(self, task: _ProbeTask, member: Member, link: Link, timeout: float) -> None:
-        self._probe(member, link, partial(self._run_step, task, _end_if_gone, link), timeout=timeout)
+    def _begin_link_probe(self, task: _ProbeTask, member: Member, link: Link, timeout: float) -> None:
+        self._probe(member, link, partial(self._run_step, task, _lose_link_if_unreachable, link), timeout=timeout)
 
     def adopt(self, membership: Membership) -> None:
         with self._lock:
@@ -220,21 +220,21 @@ class FailureMonitor:
     def probe(self, node: NodeId) -> None:
         """Reports ProbeFinished, later or at once. Never blocks."""
         with self._lock:
-            if self._closed or node in self._probing_requests:
+            if self._closed or node in self._probed_on_request:
                 return
-            self._probing_requests.add(node)
+            self._probed_on_request.add(node)
             was_lost = node in self._lost
-        ended = self._ended_here(node)
+        ended = self._loss_on_this_host(node)
         if ended is None:
-            self._begin(node, partial(self._answer, node, was_lost), self._probe_with_relays)
+            self._start_task(node, partial(self._report_probe_result, node, was_lost), self._probe_with_relays)
         else:
-            self._answer(node, was_lost, ended)
+            self._report_probe_result(node, was_lost, ended)
 
-    def _answer(self, node: NodeId, was_lost: bool, loss: Loss | None) -> None:
+    def _report_probe_result(self, node: NodeId, was_lost: bool, loss: Loss | None) -> None:
         # The mark goes before the report, so that a later request gets a new probe. An answer says nothing about a loss
         # that was found after the probe began.
         with self._lock:
-            self._probing_requests.discard(node)
+            self._probed_on_request.discard(node)
             is_back = was_lost and loss is None and node in self._lost
             if is_back:
                 self._lost.discard(node)
@@ -248,29 +248,29 @@ class FailureMonitor:
         """Idempotent."""
         self._closed = True
 
-    def _begin(
+    def _start_task(
         self, node: NodeId, report: Callable[[Loss | None], None], first: Callable[..., None], *arguments: Any
     ) -> None:
         """Run the step `first` of a new task when fewer than MAX_PROBES run."""
         task = _ProbeTask(node, report, self._start_next)
         with self._lock:
-            self._waiting.append(partial(self._run_step, task, first, *arguments))
-            if self._busy == MAX_PROBES:
+            self._waiting_tasks.append(partial(self._run_step, task, first, *arguments))
+            if self._running_tasks == MAX_PROBES:
                 return
-            self._busy += 1
+            self._running_tasks += 1
         self._start_next()
 
     def _start_next(self) -> None:
-        """The caller must have reserved a place in `_busy`."""
+        """The caller must have reserved a place in `_running_tasks`."""
         if not self._loop.call_soon(self._run_next):  # closed; or blocked, and then the next hint tries again
             with self._lock:
-                self._busy -= 1
+                self._running_tasks -= 1
 
     def _run_next(self) -> None:
         with self._lock:
-            first = self._waiting.popleft() if self._waiting and not self._closed else None
+            first = self._waiting_tasks.popleft() if self._waiting_tasks and not self._closed else None
             if first is None:
-                self._busy -= 1
+                self._running_tasks -= 1
         if first is not None:
             first()
 
@@ -291,29 +291,29 @@ class FailureMonitor:
         if self._closed or node == self._node.id or self._mesh.directory.find(node) is None:
             return
         with self._lock:
-            if node in self._probing_hints or node in self._lost:  # a known loss needs no second probe
+            if node in self._investigated or node in self._lost:  # a known loss needs no second probe
                 return
-            self._probing_hints.add(node)
-        ended = self._ended_here(node)
+            self._investigated.add(node)
+        ended = self._loss_on_this_host(node)
         if ended is None:
-            self._begin(node, partial(self._end_hint, node, hint), self._probe_or_redial)
+            self._start_task(node, partial(self._finish_investigation, node, hint), self._probe_or_redial)
         else:
-            self._end_hint(node, hint, ended)
+            self._finish_investigation(node, hint, ended)
 
-    def _ended_here(self, node: NodeId) -> Loss | None:
+    def _loss_on_this_host(self, node: NodeId) -> Loss | None:
         """ENDED at once if its process was on this host and has ended: most losses there need no other thread."""
         member, link = self._mesh.directory.find(node), self._mesh.find(node)
         if member is None or (link is not None and link.failure is None):
             return None  # a member with a working link is asked
         return ended_on_this_host(self._node, member)
 
-    def _end_hint(self, node: NodeId, hint: Loss, loss: Loss | None) -> None:
+    def _finish_investigation(self, node: NodeId, hint: Loss, loss: Loss | None) -> None:
         # The mark stays until the report, so that a thread that waits for it finds the result.
         try:
             self._conclude(node, hint, loss)
         finally:
             with self._lock:
-                self._probing_hints.discard(node)
+                self._investigated.discard(node)
 
     def _conclude(self, node: NodeId, hint: Loss, found: Loss | None) -> None:
         with self._lock:
@@ -336,7 +336,7 @@ class FailureMonitor:
         finished: Callable[[Loss | None], None],
         *,
         timeout: float,
-        packets: bool = True,
+        traffic_suffices: bool = True,
         patience: float = 0.0,
     ) -> None:
         PeerProbe(
@@ -348,7 +348,7 @@ class FailureMonitor:
             finished=finished,
             loop=self._loop,
             run_in_thread=self._run_in_thread,
-            packets=packets,
+            traffic_suffices=traffic_suffices,
             patience=patience,
         )
 
@@ -364,7 +364,7 @@ class FailureMonitor:
             self._probe_or_redial(task)
         else:
             finished = partial(self._run_step, task, self._relays_probed, link)
-            self._probe(member, link, finished, timeout=self._timeout, packets=False)
+            self._probe(member, link, finished, timeout=self._timeout, traffic_suffices=False)
 
     def _detour(self, node: NodeId) -> Link | None:
         try:
@@ -391,13 +391,13 @@ class FailureMonitor:
             task.end(Loss(LossKind.NO_ANSWER, "it is no longer a member"))
             return
         link, liveness = self._mesh.links().get(node), self._liveness_of(node)
-        if liveness is not None and liveness.beat_age >= self._hung_timeout + self._own_delay():
-            text = f"alive but stuck: no beat for {format_seconds(liveness.beat_age)}"
+        if liveness is not None and liveness.heartbeat_age >= self._hung_timeout + self._own_delay():
+            text = f"alive but stuck: no heartbeat for {format_seconds(liveness.heartbeat_age)}"
             task.end(Loss(LossKind.NO_ANSWER, text))
             return
         finished = partial(self._run_step, task, self._probed, link)
-        packets, patience = liveness is not None, self._patience(liveness)
-        self._probe(member, link, finished, timeout=self._timeout, packets=packets, patience=patience)
+        traffic_suffices, patience = liveness is not None, self._patience(liveness)
+        self._probe(member, link, finished, timeout=self._timeout, traffic_suffices=traffic_suffices, patience=patience)
 
     def _probed(self, task: _ProbeTask, link: Link | None, loss: Loss | None) -> None:
         over_relays = link is not None and is_relayed(link.schemes)
@@ -464,7 +464,7 @@ def _ignore_loss(_: Loss | None) -> None:
     """Does nothing."""
 
 
-def _end_if_gone(task: _ProbeTask, link: Link, loss: Loss | None) -> None:
+def _lose_link_if_unreachable(task: _ProbeTask, link: Link, loss: Loss | None) -> None:
     if loss is not None:
         link.lose(loss.text)
     task.end(None)

@@ -53,7 +53,7 @@ class Heartbeat:
         self._epoch = 0
         self._watchers: tuple[NodeId, ...] = ()
         self._watched: tuple[NodeId, ...] = ()
-        self._next_beat = 0.0
+        self._next_sending = 0.0
         self._meter = meter
         self._next_timer: float | None = None  # when the next timer is due; written by the control loop
         self._timer = control_loop.call_at(None, self._on_timer)
@@ -74,14 +74,14 @@ class Heartbeat:
             self._detector.watch(self._detector.watched & frozenset(self._watched), now)
             has_new = not known.issuperset((*self._watchers, *self._watched))
             if has_new:
-                self._next_beat = now
+                self._next_sending = now
         if has_new:  # otherwise the control loop would disturb the thread that builds the next communicator
             self._timer.wake_by(now)
 
-    def arrived(self, peer: NodeId, beat: Beat) -> None:
+    def arrived(self, peer: NodeId, heartbeat: Beat) -> None:
         """Never blocks."""
         with self._lock:
-            self._detector.beat(peer, beat, self._loop.now())
+            self._detector.record_heartbeat(peer, heartbeat, self._loop.now())
 
     def known(self, node: NodeId) -> PeerLiveness | None:
         """None if the node is not watched, or has no link yet."""
@@ -102,7 +102,7 @@ class Heartbeat:
         with self._lock:
             epoch, receivers, wanted = self._epoch, self._due_receivers(now), self._watched
         if receivers:
-            self._beat(links, receivers, epoch)
+            self._send(links, receivers, epoch)
         counts = {node: _received(links[node]) for node in wanted if node in links}
         with self._lock:
             reports = self._check(links, counts, now)
@@ -119,18 +119,18 @@ class Heartbeat:
 
     def _due_receivers(self, now: float) -> tuple[NodeId, ...]:
         """Under the lock."""
-        if now < self._next_beat:
+        if now < self._next_sending:
             return ()
-        self._next_beat = now + self._interval
+        self._next_sending = now + self._interval
         return self._watchers
 
-    def _beat(self, links: Mapping[NodeId, Link], nodes: tuple[NodeId, ...], epoch: int) -> None:
+    def _send(self, links: Mapping[NodeId, Link], nodes: tuple[NodeId, ...], epoch: int) -> None:
         doing, finished = self._doing()
-        beat = Beat(epoch, doing[:_MAX_CALLS], finished)
+        heartbeat = Beat(epoch, doing[:_MAX_CALLS], finished)
         for node in nodes:
             link = links.get(node)
             if link is not None and link.failure is None:
-                _send_beat(link, beat)
+                _send_or_ignore(link, heartbeat)
 
     def _check(
         self, links: Mapping[NodeId, Link], counts: Mapping[NodeId, float | None], now: float
@@ -140,7 +140,7 @@ class Heartbeat:
         self._watch_linked(counts, now)
         for node, count in counts.items():
             if count is not None:
-                detector.packets(node, count, now, sends_when_stuck=shows_life(links[node].schemes))
+                detector.record_traffic(node, count, now, sends_when_stuck=shows_life(links[node].schemes))
         detector.own_delay = 0.0 if self._meter is None else self._meter.seconds
         return detector.tick(now)
 
@@ -151,8 +151,8 @@ class Heartbeat:
 
     def _due(self, now: float) -> float | None:
         """Under the lock."""
-        beats = self._next_beat if self._watchers else None
-        return min((due for due in (self._detector.due(now), beats) if due is not None), default=None)
+        sending = self._next_sending if self._watchers else None
+        return min((due for due in (self._detector.due(now), sending) if due is not None), default=None)
 
 
 def _received(link: Link) -> float | None:
@@ -161,9 +161,9 @@ def _received(link: Link) -> float | None:
     return count if link.failure is None else None
 
 
-def _send_beat(link: Link, beat: Beat) -> None:
+def _send_or_ignore(link: Link, heartbeat: Beat) -> None:
     # The failure detector notices the silence.
     try:
-        link.send_control(beat)
+        link.send_control(heartbeat)
     except NexarError:
         return

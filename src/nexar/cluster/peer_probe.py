@@ -274,27 +274,28 @@ class PeerProbe:
         finished: Callable[[Loss | None], None],
         loop: ControlLoop,
         run_in_thread: RunInThread,
-        packets: bool = True,
+        traffic_suffices: bool = True,
         patience: float = 0.0,
     ) -> None:
         """The loop calls `finished` once, later: with the reason why the member is unreachable, or None if it is
         reachable. It does so by the deadline, `patience` later for an existing process, at once when the node closes.
 
-        Without `packets` the Python code must answer: the caller cannot tell how long it has been stuck. Without a link
-        an accepted connection suffices. `run_in_thread` looks up names. Raises if the addresses are invalid.
+        `traffic_suffices`: a member whose transport sends lives. Without it the Python code must answer: the caller
+        cannot tell how long it has been stuck. Without a link an accepted connection suffices. `run_in_thread` looks up
+        names. Raises if the addresses are invalid.
         """
         self._node = node
         self._loop = loop
         self._finished = finished
         self._deadline, self._patience = deadline, patience
-        self._packets = packets
+        self._traffic_suffices = traffic_suffices
         self._link = None if link is None or link.failure is not None else link
         self._peer = member.node
         self._begin = self._counted_at = loop.now()
         self._tcp_probes: list[TcpProbe] = []
         self._answered = False  # written by the driver
         self._received_bytes: float | None = None  # at the last count
-        self._packets_came = False
+        self._traffic_seen = False
         self._over = False
         self._timer = loop.call_at(None, self._on_timer)
         with ExitStack() as stack:
@@ -354,7 +355,7 @@ class PeerProbe:
 
     @property
     def _exists(self) -> bool:
-        return self._packets_came or any(probe.accepted for probe in self._tcp_probes)
+        return self._traffic_seen or any(probe.accepted for probe in self._tcp_probes)
 
     def _ask(self) -> None:
         if self._link is not None:
@@ -378,8 +379,8 @@ class PeerProbe:
         before, self._received_bytes, self._counted_at = self._received_bytes, link.heard_bytes(), now
         self._ask()
         came = before is not None and self._received_bytes != before and link.failure is None
-        self._packets_came = self._packets_came or came
-        return came and self._packets
+        self._traffic_seen = self._traffic_seen or came
+        return came and self._traffic_suffices
 
     def _certain_failure(self) -> Loss | None:
         if not self._tcp_probes or not all(probe.failed for probe in self._tcp_probes):
@@ -412,7 +413,7 @@ def probe_peer(
     pings: PingTable,
     deadline: float,
     *,
-    packets: bool = True,
+    traffic_suffices: bool = True,
     patience: float = 0.0,
 ) -> Loss | None:
     """As PeerProbe, but blocks until the result is known (deadline: time.monotonic). Steps its own loop: neither for
@@ -429,7 +430,7 @@ def probe_peer(
             finished=results.append,
             loop=loop,
             run_in_thread=_run_here,
-            packets=packets,
+            traffic_suffices=traffic_suffices,
             patience=patience,
         )
         try:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 from nexar.config import Config
-from nexar.errors import ConfigError, NexarError, UsageError
+from nexar.errors import ConfigError, InternalError, NexarError, UsageError
 from nexar.security.certificates import Credentials, Trust
 from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, Sleeper, Transport
@@ -208,7 +208,9 @@ def open_transports(
 
 
 class _Opening:
-    """Opens all transports or none. nexar's own transports take special arguments."""
+    """Opens all transports or none. Each built-in transport takes arguments of its own, so each has its code here."""
+
+    _BUILTIN: Final = frozenset({"quic", "tls", "shm"})
 
     def __init__(
         self,
@@ -229,7 +231,12 @@ class _Opening:
         self._opened: dict[str, Transport] = {}
 
     def open(self, schemes: tuple[str, ...], address: str) -> Transports:
-        """Opens QUIC first: the node sleeps in it. Raises OSError."""
+        """Opens QUIC first: the node sleeps in it. Raises OSError, and InternalError for a built-in scheme that no code
+        here opens.
+        """
+        for scheme in schemes:
+            if is_builtin(scheme) and scheme not in self._BUILTIN:
+                raise InternalError(f"no code in nexar.cluster.transports opens the built-in transport {scheme!r}")
         if "quic" in schemes:
             address = self._open_quic(address)
         sleeper = cast(Sleeper, self._opened["quic"]) if self._opened else PollSleeper()

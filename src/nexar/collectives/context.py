@@ -127,7 +127,7 @@ class CollectiveContext:
         key = code, count, dtype, options, root, digest, reduce_code, commutative
         found = self._identified.get(key)
         if found is None:
-            name = self.choose(COLLECTIVES[code].kind, count, dtype, options, reduction)
+            name = self.choose(COLLECTIVES[code].base_operation, count, dtype, options, reduction)
             root_field = digest if root is None else rooted(root)
             fingerprint = Fingerprint(
                 code, code_of(dtype), count, root_field, reduce_code, options.algorithm_code(name)

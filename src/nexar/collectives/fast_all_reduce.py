@@ -76,7 +76,7 @@ class FastAllReduce:
         return plan
 
     def _program(self, name: str, array: NDArray[Any], reduction: Reduction) -> tuple[Program | None, ReducePlan]:
-        """The program is None if it needs extra memory."""
+        """Without a program if that needs extra memory."""
         context, dtype, size = self._context, array.dtype, self._context.group.size
         if name in (SHARED_MEMORY, TWO_LEVEL):
             return None, ReducePlan.of(Rounding.NATURAL, reduction, dtype, size)

@@ -321,8 +321,8 @@ class Collective:
         return self.operands is not None and self.operands(0, 2) != self.operands(1, 2)
 
     @cached_property
-    def kind(self) -> OperationCode:
-        """The operation whose algorithms it uses."""
+    def base_operation(self) -> OperationCode:
+        """The operation whose schedules it runs: itself, or that of which it is a variant."""
         return self.same_as or self.code
 
 
@@ -575,9 +575,9 @@ _ROWS: Final = {row.code: row for row in _OWN_ALGORITHMS}
 
 
 def _variant(
-    code: OperationCode, kind: OperationCode, *, synchronous: bool = False, counts_at_root: bool = False
+    code: OperationCode, base: OperationCode, *, synchronous: bool = False, counts_at_root: bool = False
 ) -> Collective:
-    return replace(_ROWS[kind], code=code, same_as=kind, synchronous=synchronous, counts_at_root=counts_at_root)
+    return replace(_ROWS[base], code=code, same_as=base, synchronous=synchronous, counts_at_root=counts_at_root)
 
 
 _VARIANTS: Final = (

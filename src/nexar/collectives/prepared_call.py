@@ -89,7 +89,7 @@ class PreparedCall:
 
 
 def _region_steps(context: CollectiveContext, row: Collective, arrays: CallArrays) -> Sequence[PostInRegion]:
-    post, arguments = _IN_REGION[row.kind]
+    post, arguments = _IN_REGION[row.base_operation]
     return context.in_memory(SHARED_MEMORY, post, *arguments(arrays, context.group.size))
 
 
@@ -101,14 +101,14 @@ def _run_schedule(context: CollectiveContext, call: RegionCall, row: Collective,
         operands = row.operands(rank, size)
         span = Span(0, len(array)) if spans is None else spans[rank]
         job = ReduceJob(array, out, reduction, operands, span)
-        run = reduce_by(context, call, name, row.kind, job, root=root or 0, spans=spans)
+        run = reduce_by(context, call, name, row.base_operation, job, root=root or 0, spans=spans)
         return run if operands or out is None else _then_identity(run, out, reduction)
     if row.layout is _GATHERED:
         return _run_gather(context, call, row, name, arrays)
     if row.layout is _EXCHANGED:
         assert out is not None
-        return context.execute(call, name, row.kind, array, more=(out,), count=len(array) // size)
-    return context.execute(call, name, row.kind, array, root=root or 0)
+        return context.execute(call, name, row.base_operation, array, more=(out,), count=len(array) // size)
+    return context.execute(call, name, row.base_operation, array, root=root or 0)
 
 
 def _run_gather(context: CollectiveContext, call: RegionCall, row: Collective, name: str, arrays: CallArrays) -> Run:
@@ -118,7 +118,7 @@ def _run_gather(context: CollectiveContext, call: RegionCall, row: Collective, n
     work = out if memory is None else memory[: size * array.nbytes].view(array.dtype)
     assert work is not None
     np.copyto(work[rank * count : (rank + 1) * count], array)
-    yield from context.execute(call, name, row.kind, work, root=arrays.root or 0, count=count)
+    yield from context.execute(call, name, row.base_operation, work, root=arrays.root or 0, count=count)
     if memory is not None:
         context.scratch.give_back(memory)
 

@@ -233,7 +233,7 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Communicator | None:
         """Make one communicator per colour, with ranks ordered by key, then by rank here. All ranks must call it.
-        Returns None if `color` is None.
+        A rank without a colour gets None.
 
         The new communicator has its own messages and collectives. Both can be used at the same time.
         """

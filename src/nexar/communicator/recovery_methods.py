@@ -82,7 +82,8 @@ class RecoveryMethods(ABC):
         """Return the next communicator, without the lost members, ranks in the same order. All survivors must call it,
         under the manual policy or after `revoke`; this communicator then ends.
 
-        Raises NoQuorum or RecoveryTimeout if there is none (yet). `timeout` defaults to the setting `recovery_timeout`.
+        Raises NoQuorum or RecoveryTimeout if the survivors cannot make it, or not in time. `timeout` defaults to the
+        setting `recovery_timeout`.
         """
         seconds = self._recovery_seconds(timeout)
         own_delay = self._runtime.node.delay_meter.seconds if timeout is None else 0.0  # the agreement's own extension

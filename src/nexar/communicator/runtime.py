@@ -196,7 +196,7 @@ class NodeRuntime:
         mesh.control.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
         mesh.control.connect(self.revocations.received, Revoke)
         if self.heartbeat is not None:
-            mesh.control.connect(self._beat_received, Beat)
+            mesh.control.connect(self._heartbeat_received, Beat)
         self._watch(membership)
 
     def _start_heartbeat(self) -> Heartbeat:
@@ -233,17 +233,17 @@ class NodeRuntime:
             except NexarError as error:
                 self._failure_monitor.report_unreachable(node, str(error))
 
-    # -- called by the driver ------------------------------------------------------------------------------------
+    # -- events of the mesh: any thread; messages of members: the driver ---------------------------------------------
 
     def _dispatch(self, event: MeshEvent) -> None:
-        """Any thread."""
+        """Any thread: usually the driver, but also one that dials or ends a link."""
         match event:
             case LinkLost(link, error):
                 self._failure_monitor.link_lost(link, error)
             case LivenessConnectionLost(node, cause):
                 self._failure_monitor.liveness_ended(node, cause)
             case RouteLost(node, cause):
-                self._failure_monitor.cut_off(node, cause)
+                self._failure_monitor.route_lost(node, cause)
             case NeighbourDoubted(node):
                 self._failure_monitor.probe_neighbour(node)
             case RemovalReported(epoch, reason):
@@ -256,21 +256,12 @@ class NodeRuntime:
         else:
             self.agreements.receive(link.peer, message)
 
-    def _opened(self, generation: Generation) -> None:
-        about = generation.communicator, generation.membership.epoch
-        self.agreements.add_generation(*about, generation.nodes)
-        generation.call_when_closed(partial(self.agreements.end_generation, *about))
-
-    def _beat_received(self, link: Link, message: Message) -> None:
+    def _heartbeat_received(self, link: Link, message: Message) -> None:
         assert isinstance(message, Beat)
         assert self.heartbeat is not None
         self.heartbeat.arrived(link.peer, message)
         if message.epoch < self.membership_service.membership.epoch:
             self.membership_service.send_changes_since(link.peer, message.epoch)
-
-    def _send_to(self, node: NodeId, message: Message) -> None:
-        if not self.is_gone(node):
-            self.membership_service.send(node, message)
 
     # -- called by the seed session ------------------------------------------------------------------------------
 
@@ -319,6 +310,15 @@ class NodeRuntime:
         self.mesh.expect({each.node: each for each in (*self.checkpoint_requests.mine().waiting, *members)}.values())
 
     # -- between the parts -------------------------------------------------------------------------------------
+
+    def _opened(self, generation: Generation) -> None:
+        about = generation.communicator, generation.membership.epoch
+        self.agreements.add_generation(*about, generation.nodes)
+        generation.call_when_closed(partial(self.agreements.end_generation, *about))
+
+    def _send_to(self, node: NodeId, message: Message) -> None:
+        if not self.is_gone(node):
+            self.membership_service.send(node, message)
 
     def _report(self, event: MembershipInput) -> None:
         """A loss may need the seed's vote, and an open connection does not prove that the seed lives: probe it, unless
@@ -455,7 +455,7 @@ class NodeRuntime:
         self._failure_monitor.close()
         self._seed_check.close()
         self._runner.stop()
-        self.node.cancel_token.cancel()  # ends dials of builds, which are joined below
+        self.node.cancel_token.cancel()  # ends dials of builds; closing `successors` waits for the builds
         self.agreements.close()
         if self.heartbeat is not None:
             self.heartbeat.close()

@@ -129,7 +129,7 @@ def health(
 def _of_other(
     rank: Rank, member: Member, known: PeerLiveness | None, link: Link | None, suspected: str | None
 ) -> Health:
-    beat = None if known is None else known.beat
+    heartbeat = None if known is None else known.heartbeat
     return Health(
         rank=rank,
         node=member.node,
@@ -138,8 +138,8 @@ def _of_other(
         address=_address(member),
         carriers=() if link is None or link.failure is not None else link.schemes,
         last_heard=None if known is None else known.age,
-        doing="" if known is None or beat is None else _longest(beat.doing, known.beat_age),
-        last_finished="" if beat is None else brief(beat.finished, _CHARACTERS),
+        doing="" if known is None or heartbeat is None else _longest(heartbeat.doing, known.heartbeat_age),
+        last_finished="" if heartbeat is None else brief(heartbeat.finished, _CHARACTERS),
         cause=suspected or "",
     )
 

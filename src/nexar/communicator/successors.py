@@ -176,8 +176,9 @@ class Successors:
         parent: Generation | None = None,
     ) -> Generation:
         """Build and return a communicator's first generation here. `completed`: this node's progress, if other members
-        had an earlier generation. `parent`: of a split or group. Raises PeerLost, OperationTimeout, LinkClosed if a
-        change came first, UsageError if the node is closed, or the error that ended all communicators.
+        had an earlier generation. `parent`: of a split or group. Blocks until it is open. Raises PeerLost,
+        OperationTimeout, LinkClosed if a change came first or the node is closed, UsageError if the node was closed
+        during the build, or the error that ended all communicators.
         """
         number, build = next(self._numbers), _Build(communicator, membership)
         with self._changed:
@@ -463,7 +464,7 @@ class Successors:
 
     def resolve_error(self, generation: Generation, error: BaseException) -> BaseException:
         """May block until the survivors agree (automatic policy), up to 1.5 × `recovery_timeout` plus the own delay."""
-        outcome = self.outcome_after(generation, error)
+        outcome = self.outcome_to_await(generation, error)
         if outcome is None:
             return self._advised(generation, error)
         with suppress(NexarError):  # the outcome is checked below
@@ -476,7 +477,7 @@ class Successors:
         """As `resolve_error`, for a task: it suspends instead of blocking."""
         import asyncio  # noqa: PLC0415 - already loaded for callers that await; a cost for others
 
-        outcome = self.outcome_after(generation, error)
+        outcome = self.outcome_to_await(generation, error)
         if outcome is None:
             return self._advised(generation, error)
         with suppress(NexarError):  # the outcome is checked below
@@ -511,14 +512,17 @@ class Successors:
             remedy="comm.shrink() gives the next communicator, without it",
         )
 
-    def outcome_after(self, generation: Generation, error: BaseException) -> GenerationOutcome | None:
-        """The outcome to await first; None: raise the error unchanged."""
+    def outcome_to_await(self, generation: Generation, error: BaseException) -> GenerationOutcome | None:
+        """The outcome that the caller must await; it replaces the error. None: raise the error unchanged."""
         consequence = isinstance(error, (PeerLost, Revoked, LinkClosed))
-        if not consequence or not (generation.outcome.done or self._concerns(generation, error)):
+        if not consequence or not (generation.outcome.done or self._expect_outcome(generation, error)):
             return None
         return generation.outcome
 
-    def _concerns(self, generation: Generation, error: BaseException) -> bool:
+    def _expect_outcome(self, generation: Generation, error: BaseException) -> bool:
+        """Whether an outcome will follow: a change has interrupted the generation, or the error names a member that the
+        call needs, which this reports.
+        """
         if generation.interrupted:
             return True
         node = member_of(generation, error) if self._config.recovery_policy == "automatic" else None

@@ -233,7 +233,7 @@ class Config:
 
 
 def agreed_settings(config: Config) -> dict[str, str]:
-    """Those that must be equal on every rank, as text."""
+    """The settings that must be equal on every rank, as text. A joiner sends them, and the seed compares them."""
     return {setting.name: f"{getattr(config, setting.name)}" for setting in settings() if setting.same_on_all_ranks}
 
 

@@ -1,6 +1,8 @@
 """Translates torch's calls to plans of communicator calls.
 
-Only this module knows torch's lists and options. A step is done after its `finish` has run on its result.
+Only this module knows how torch nests its lists of tensors, and its ReduceOps. `nexar.torch.calls` reads torch's option
+objects and runs the plans; a barrier and the reduction of one CPU tensor need no plan from here. A step is done after
+its `finish` has run on its result.
 """
 
 from __future__ import annotations

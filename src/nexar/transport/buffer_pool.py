@@ -167,7 +167,7 @@ class BufferPool:
                 free.clear()
 
     def _take_back(self, tier: int, memory: Memory | None) -> None:
-        """`memory` is None if it is still in use. The caller holds the lock."""
+        """Memory that is still in use is passed as None. The caller holds the lock."""
         self._released += 1
         if memory is None:
             self._shared += 1

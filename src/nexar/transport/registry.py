@@ -226,8 +226,8 @@ def why_unavailable(scheme: str) -> str | None:
 
 
 def load(scheme: str) -> Factory:
-    """Return the factory of this scheme's transport. Raises UsageError if there is none or its package cannot be
-    loaded, ImportError if a built-in one cannot be used.
+    """Return the factory of this scheme's transport. Raises UsageError if the scheme is unknown or its package cannot
+    be loaded, ImportError if a built-in one cannot be used.
     """
     if scheme in _BUILTIN:
         return cast(Factory, _import(_BUILTIN[scheme].factory))

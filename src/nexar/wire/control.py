@@ -173,7 +173,9 @@ class CurrentCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(_Base, frozen=True, tag="beat"):
-    """Heartbeat. A receiver with a higher epoch sends back the changes that the sender missed."""
+    """A heartbeat; the class has the name of its tag. A receiver with a higher epoch sends back the changes that the
+    sender missed.
+    """
 
     epoch: int
     doing: tuple[CurrentCall, ...] = ()

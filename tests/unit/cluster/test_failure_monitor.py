@@ -120,7 +120,7 @@ class Scene:
 
     @property
     def idle(self) -> bool:
-        return not (self.tasks or self.loop._queue or self.failure_monitor._busy)
+        return not (self.tasks or self.loop._queue or self.failure_monitor._running_tasks)
 
     def work(self) -> None:
         while self.tasks or self.loop._queue:
@@ -228,7 +228,7 @@ def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:
 def test_nobody_dials_whose_process_has_ended_however_it_was_reached(scene: Scene) -> None:
     scene.link.schemes = ("relay",)
     scene.unreachable = ended(ENDED)
-    scene.failure_monitor.cut_off(PEER, "no way is left")
+    scene.failure_monitor.route_lost(PEER, "no way is left")
     scene.work()
     assert scene.reported == [PeerLossFound(PEER, ended(f"no way is left; {ENDED}"))]
     assert scene.dialed == 0
@@ -238,13 +238,13 @@ def test_nobody_dials_whose_process_has_ended_however_it_was_reached(scene: Scen
 def test_who_does_not_answer_is_dialed_although_the_words_say_that_its_process_has_ended(scene: Scene) -> None:
     scene.link.schemes = ("relay",)
     scene.unreachable = silent(ENDED)
-    scene.failure_monitor.cut_off(PEER, "no way is left")
+    scene.failure_monitor.route_lost(PEER, "no way is left")
     scene.work()
     assert (scene.reported, scene.dialed) == ([], 1)
 
 
 def test_who_is_cut_off_and_answers_is_not_lost(scene: Scene) -> None:
-    scene.failure_monitor.cut_off(PEER, "no way is left")
+    scene.failure_monitor.route_lost(PEER, "no way is left")
     scene.work()
     assert scene.reported == []
     assert not scene.failure_monitor.has_left(PEER)
@@ -288,7 +288,7 @@ def test_many_hints_at_once_are_one_examination(scene: Scene) -> None:
     scene.lose_link()
     scene.failure_monitor.liveness_ended(PEER, "its death line ended")
     scene.failure_monitor.report_unreachable(PEER, "somebody could not send")
-    assert scene.failure_monitor._busy == 1
+    assert scene.failure_monitor._running_tasks == 1
     scene.work()
     assert scene.reported == [PeerLossFound(PEER, silent(f"connection reset; {SILENT}"))]
     assert len(scene.deadlines) == 1
@@ -500,13 +500,13 @@ def test_once_closed_nothing_is_looked_into(scene: Scene) -> None:
 
 def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself(scene: Scene) -> None:
     config = scene.config
-    scene.known = PeerLiveness(age=0.1, beat=None, beat_age=config.stuck_timeout - 1.0, state="stuck")
+    scene.known = PeerLiveness(age=0.1, heartbeat=None, heartbeat_age=config.stuck_timeout - 1.0, state="stuck")
     scene.failure_monitor.probe(PEER)
     scene.work()
     (reported,) = scene.reported
     assert isinstance(reported, ProbeFinished)
     assert reported.loss is not None
-    assert "no beat for 59 s" in reported.loss.text
+    assert "no heartbeat for 59 s" in reported.loss.text
 
 
 # ---------------------------------------------------------------- starvation
@@ -521,10 +521,10 @@ def test_a_node_that_runs_slowly_gives_everybody_more_time(scene: Scene) -> None
 
 def test_a_process_that_exists_has_as_much_time_as_its_watchers_give_it_less_its_silence(scene: Scene) -> None:
     scene.failure_monitor.liveness_ended(PEER, "its connection ended")
-    scene.known = PeerLiveness(age=3.0, beat=None, beat_age=3.0, state="alive")
+    scene.known = PeerLiveness(age=3.0, heartbeat=None, heartbeat_age=3.0, state="alive")
     scene.work()
     scene.failure_monitor.liveness_ended(PEER, "its connection ended")
-    scene.known = PeerLiveness(age=300.0, beat=None, beat_age=3.0, state="alive")
+    scene.known = PeerLiveness(age=300.0, heartbeat=None, heartbeat_age=3.0, state="alive")
     scene.work()
     assert scene.patience == [1.0, 0.0]
 
@@ -534,7 +534,7 @@ def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene)
     scene.directory = PeerDirectory(ME, members(ME, *many))
     for node in many:
         scene.failure_monitor.liveness_ended(node, "its connection ended")
-    assert scene.failure_monitor._busy == MAX_PROBES
+    assert scene.failure_monitor._running_tasks == MAX_PROBES
     scene.loop.step()
     assert len(scene.deadlines) == MAX_PROBES
     scene.unreachable = ended(ENDED)
@@ -542,7 +542,7 @@ def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene)
     assert [event.node for event in scene.reported] == list(many)
     assert scene.idle
     scene.failure_monitor.probe(many[0])
-    assert scene.failure_monitor._busy == 1
+    assert scene.failure_monitor._running_tasks == 1
 
 
 def test_a_node_whose_probe_raised_can_be_probed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

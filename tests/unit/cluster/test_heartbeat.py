@@ -67,7 +67,7 @@ class Scene:
         self.heartbeat.adopt(self.membership)
 
     def pass_(self, seconds: float, *alive: int, muted: tuple[int, ...] = ()) -> list[tuple[int, str]]:
-        """Nodes `alive` beat, of those `muted` only packets come. What was found, as node and state."""
+        """Nodes `alive` send heartbeats, of those `muted` only packets come. What was found, as node and state."""
         for _ in range(round(seconds * 2)):
             for node in (*alive, *muted):
                 self.links[node].received += 30
@@ -155,7 +155,7 @@ def test_the_loss_of_a_link_is_no_sign_of_life() -> None:
     assert scene.pass_(2.0, 2) == [(2, "alive")]
 
 
-def test_packets_without_beats_are_reported_as_stuck_with_the_last_call() -> None:
+def test_packets_without_heartbeats_are_reported_as_stuck_with_the_last_call() -> None:
     scene = Scene(size=2)
     scene.begin()
     scene.pass_(2.0, 2)
@@ -220,12 +220,12 @@ def test_what_is_known_can_be_asked_at_any_time() -> None:
     scene.clock.advance(1.0)
     known = scene.heartbeat.known(2)
     assert known is not None
-    assert known.beat == Beat(1, DOING)
-    assert known.beat_age == 1.5
+    assert known.heartbeat == Beat(1, DOING)
+    assert known.heartbeat_age == 1.5
     assert known.state == "alive"
 
 
-def test_in_a_control_loop_with_a_thread_it_beats_by_itself() -> None:
+def test_in_a_control_loop_with_a_thread_it_sends_heartbeats_by_itself() -> None:
     node = cast(Any, SimpleNamespace(id=ME, config=Config(heartbeat_interval=0.01)))
     link = FakeLink()
     with ControlLoop() as loop:

@@ -424,7 +424,9 @@ def test_a_process_whose_system_takes_connections_has_more_time_to_answer(
             pings.arrived(as_link(link), Pong(ping.number))
 
     link.on_ping = answer_late
-    assert probe_peer(node, member(peer), as_link(link), pings, soon(SHORT), packets=False, patience=60.0) is None
+    assert (
+        probe_peer(node, member(peer), as_link(link), pings, soon(SHORT), traffic_suffices=False, patience=60.0) is None
+    )
 
 
 def test_a_process_whose_packets_come_has_more_time_to_answer(node: Node, peer: Node, pings: PingTable) -> None:
@@ -438,7 +440,7 @@ def test_a_process_whose_packets_come_has_more_time_to_answer(node: Node, peer: 
             pings.arrived(as_link(link), Pong(ping.number))
 
     link.on_ping = acknowledge
-    assert probe_peer(node, nowhere, as_link(link), pings, soon(SHORT), packets=False, patience=60.0) is None
+    assert probe_peer(node, nowhere, as_link(link), pings, soon(SHORT), traffic_suffices=False, patience=60.0) is None
 
 
 def test_a_process_of_which_nothing_shows_that_it_exists_has_no_more_time(
@@ -497,7 +499,7 @@ def test_a_pong_wakes_the_loop_once_however_often_it_comes(pings: PingTable) -> 
 
 def test_patience_is_for_a_process_of_which_packets_came(pings: PingTable) -> None:
     link = FakeLink(PEER.node, "quic")
-    asked = Asked(pings, link, packets=False, patience=5.0)
+    asked = Asked(pings, link, traffic_suffices=False, patience=5.0)
     for _ in range(3):
         asked.loop.advance(0.06)
         link.received += 40

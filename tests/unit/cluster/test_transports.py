@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from nexar.cluster.transports import bind_ports, open_transports, quic_settings_for, usable_schemes
+from nexar.cluster.transports import _Opening, bind_ports, open_transports, quic_settings_for, usable_schemes
 from nexar.config import Config
-from nexar.errors import ConfigError, UsageError
+from nexar.errors import ConfigError, InternalError, UsageError
 from nexar.native import version_problem
 from nexar.security.authority import provisional_credentials
 from nexar.security.certificates import Trust
-from nexar.transport.base import Carrier
+from nexar.transport import registry
+from nexar.transport.base import Carrier, TransportCapabilities
 from nexar_tools.transports import why_unavailable
 
 Tried = list[str]
@@ -237,6 +238,19 @@ def test_a_scheme_that_no_node_opens_is_refused_with_the_remedy(
         opened(*schemes)
     assert raised.value.variable == "NEXAR_TRANSPORTS"
     assert raised.value.hint == remedy
+
+
+def test_a_built_in_scheme_that_no_code_opens_is_a_bug_that_is_named(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = registry._BuiltinTransport(9, "nexar.transport.new:NewTransport", TransportCapabilities())
+    monkeypatch.setitem(registry._BUILTIN, "new", new)
+    with pytest.raises(InternalError, match=r"no code in nexar\.cluster\.transports opens .* 'new'"):
+        opened("tls", "new")
+
+
+def test_every_built_in_scheme_that_a_setting_may_name_is_opened() -> None:
+    assert set(registry.opened_on_request()) == _Opening._BUILTIN
 
 
 def test_a_host_where_memory_cannot_be_shared_does_without_and_says_why(

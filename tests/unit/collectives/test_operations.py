@@ -73,7 +73,7 @@ def _cost(operation, name, n, c):
 def test_every_operation_has_a_row_with_algorithms():
     assert {row.code: code for code, row in COLLECTIVES.items()} == {code: code for code in OperationCode}
     for operation, row in COLLECTIVES.items():
-        assert algorithms_of(operation) is ALGORITHMS[row.kind]
+        assert algorithms_of(operation) is ALGORITHMS[row.base_operation]
 
 
 def test_operations_in_which_the_order_of_operands_matters_can_keep_it():

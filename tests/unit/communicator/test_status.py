@@ -27,8 +27,8 @@ OPEN = SimpleNamespace(schemes=("shm", "quic"), failure=None)
 BROKEN = SimpleNamespace(schemes=("quic",), failure=ConnectionError("gone"))
 
 
-def known(state: Any = "alive", beat: Beat | None = None) -> PeerLiveness:
-    return PeerLiveness(age=0.25, beat=beat, beat_age=0.5, state=state)
+def known(state: Any = "alive", heartbeat: Beat | None = None) -> PeerLiveness:
+    return PeerLiveness(age=0.25, heartbeat=heartbeat, heartbeat_age=0.5, state=state)
 
 
 def seen(of_one: PeerLiveness | None, line: Any = OPEN, suspected: str | None = None) -> Health:
@@ -61,7 +61,7 @@ def test_who_is_suspected_is_lost_with_the_cause_whatever_the_heartbeat_says() -
     assert seen(None, suspected="gone").state == "lost"
 
 
-def test_a_beat_says_what_it_does_and_has_grown_older_since() -> None:
+def test_a_heartbeat_says_what_it_does_and_has_grown_older_since() -> None:
     others = (CurrentCall(2, "barrier", 7, 0, 1.0), CALL)
     reported = seen(known("stuck", Beat(4, others, "broadcast #1233")))
     assert (reported.doing, reported.last_finished, reported.last_heard) == (

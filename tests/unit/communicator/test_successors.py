@@ -112,7 +112,7 @@ def test_who_went_quietly_is_missed_by_who_needs_it_and_then_there_is_a_successo
 def test_who_needed_it_before_it_went_asks_again_after_each_change_that_is_none_for_it(story: Story) -> None:
     story.widen()
     part = story.begin(1, 2, 4, communicator=PART)
-    result = story.successors.outcome_after(part, PeerLost(node=4, cause="connection reset"))
+    result = story.successors.outcome_to_await(part, PeerLost(node=4, cause="connection reset"))
     assert (result, story.missed, story.renewals) == (part.outcome, [4], [])
     story.change(4, quiet=True)
     story.change(3, quiet=True)
@@ -126,7 +126,7 @@ def test_who_needed_it_before_it_went_asks_again_after_each_change_that_is_none_
 def test_without_a_quorum_who_needs_one_that_went_quietly_is_notified_and_others_are_not(story: Story) -> None:
     part, other = (story.begin(1, 3, communicator=each) for each in (PART, PART + 1))
     story.change(3, quiet=True)
-    assert story.successors.outcome_after(part, PeerLost(node=3, cause="it left")) is part.outcome
+    assert story.successors.outcome_to_await(part, PeerLost(node=3, cause="it left")) is part.outcome
     story.runner.put(NoProgress(alive=(1,), needed=2))
     assert isinstance(story.raised(part), NoQuorum)
     assert not other.interrupted

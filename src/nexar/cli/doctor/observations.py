@@ -14,7 +14,7 @@ from nexar.wire.control import MAX_MESSAGE_BYTES
 
 
 class Version(msgspec.Struct, frozen=True):
-    """`number` is None if it is missing; then `problem` may say why."""
+    """The version of a package. A missing one has no `number`; then `problem` may say why."""
 
     name: str
     number: str | None

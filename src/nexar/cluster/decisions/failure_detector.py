@@ -146,8 +146,10 @@ class PeerLiveness:
     """What is known of a node."""
 
     age: float  # seconds since anything arrived from it
-    beat: Beat | None
-    beat_age: float  # Seconds since that heartbeat; without one, since it is watched or is heard again after a silence.
+    heartbeat: Beat | None
+    heartbeat_age: (
+        float  # Seconds since that heartbeat; without one, since it is watched or is heard again after a silence.
+    )
     state: LivenessState  # as last reported
 
 
@@ -155,9 +157,9 @@ class PeerLiveness:
 class _Watched:
     last_packet_at: float
     last_heartbeat_at: float
-    count: float | None = None
+    received: float | None = None
     sends_when_stuck: bool = True
-    beat: Beat | None = None
+    heartbeat: Beat | None = None
     reported: LivenessState = "alive"
     reported_subject: object = None  # subject of the last "stuck" report
 
@@ -190,29 +192,31 @@ class FailureDetector:
     def watched(self) -> frozenset[NodeId]:
         return frozenset(self._watched)
 
-    def packets(self, node: NodeId, count: float, now: float, *, sends_when_stuck: bool = True) -> None:
-        """`count`: total received, in any unit. `sends_when_stuck`: its transport sends even while Python is stuck."""
+    def record_traffic(self, node: NodeId, received: float, now: float, *, sends_when_stuck: bool = True) -> None:
+        """`received`: the total so far, in any unit. `sends_when_stuck`: its transport sends even while its Python code
+        is stuck.
+        """
         seen = self._watched.get(node)
         if seen is not None:
-            if seen.count is not None and count != seen.count:
+            if seen.received is not None and received != seen.received:
                 if now - seen.last_packet_at >= self._timeout:
                     seen.last_heartbeat_at = (
                         now  # it was cut off: neither heartbeats nor packets sent in that time say anything
                     )
                 seen.last_packet_at = now
-            seen.count, seen.sends_when_stuck = count, sends_when_stuck
+            seen.received, seen.sends_when_stuck = received, sends_when_stuck
 
-    def beat(self, node: NodeId, beat: Beat, now: float) -> None:
+    def record_heartbeat(self, node: NodeId, heartbeat: Beat, now: float) -> None:
         seen = self._watched.get(node)
         if seen is not None:
-            seen.beat, seen.last_heartbeat_at, seen.last_packet_at = beat, now, now
+            seen.heartbeat, seen.last_heartbeat_at, seen.last_packet_at = heartbeat, now, now
 
     def known(self, node: NodeId, now: float) -> PeerLiveness | None:
         seen = self._watched.get(node)
         return (
             None
             if seen is None
-            else PeerLiveness(now - seen.last_packet_at, seen.beat, now - seen.last_heartbeat_at, seen.reported)
+            else PeerLiveness(now - seen.last_packet_at, seen.heartbeat, now - seen.last_heartbeat_at, seen.reported)
         )
 
     def due(self, now: float) -> float | None:
@@ -230,7 +234,7 @@ class FailureDetector:
         )
 
     def tick(self, now: float) -> list[LivenessReport]:
-        """The changed states. Call `packets` for the same moment first."""
+        """The changed states. Call `record_traffic` for the same moment first."""
         self._extend_for_own_pause(now)
         reports = [self._report_change(node, seen, now) for node, seen in self._watched.items()]
         self._ticked = now
@@ -271,12 +275,14 @@ class FailureDetector:
     def _state(self, node: NodeId, seen: _Watched, now: float) -> LivenessReport:
         # A packet that arrives after heartbeats were missing for long enough proves a live process that is stuck.
         # Without one the process may be dead, which is found a little later.
-        doing = max(seen.beat.doing, key=lambda call: call.age, default=None) if seen.beat is not None else None
-        silence, beat_gap = now - seen.last_packet_at, seen.last_packet_at - seen.last_heartbeat_at
+        doing = (
+            max(seen.heartbeat.doing, key=lambda call: call.age, default=None) if seen.heartbeat is not None else None
+        )
+        silence, heartbeat_gap = now - seen.last_packet_at, seen.last_packet_at - seen.last_heartbeat_at
         if silence >= self._timeout + self.own_delay:
             return LivenessReport(node, "silent", seen.last_packet_at, doing, _silent_text(silence, seen, doing))
-        if beat_gap >= self._timeout:  # without own_delay: a "stuck" report removes nobody
-            state: LivenessState = "stuck" if beat_gap < self._stuck_timeout + self.own_delay else "hung"
+        if heartbeat_gap >= self._timeout:  # without own_delay: a "stuck" report removes nobody
+            state: LivenessState = "stuck" if heartbeat_gap < self._stuck_timeout + self.own_delay else "hung"
             return LivenessReport(
                 node, state, seen.last_heartbeat_at, doing, _stuck_text(now - seen.last_heartbeat_at, doing)
             )
@@ -290,7 +296,7 @@ class FailureDetector:
     def _subject(self, report: LivenessReport, seen: _Watched) -> object:
         # Distinguishes the ways to be stuck: each one is reported.
         if seen.last_packet_at - seen.last_heartbeat_at >= self._timeout or report.doing is None:
-            return "its beats"
+            return "its heartbeats"
         return report.doing.communicator, report.doing.sequence
 
 
@@ -301,11 +307,11 @@ def _silent_text(silence: float, seen: _Watched, doing: CurrentCall | None) -> s
     return f"nothing heard for {format_seconds(silence)}{last}: dead, stopped, stuck or cut off{IF_SLOW}"
 
 
-def _stuck_text(beat_gap: float, doing: CurrentCall | None) -> str:
-    beats = f"no beat for {format_seconds(beat_gap)}"
+def _stuck_text(heartbeat_gap: float, doing: CurrentCall | None) -> str:
+    missing = f"no heartbeat for {format_seconds(heartbeat_gap)}"
     if doing is None:
-        return f"alive but stuck, {beats}: its Python code does not run"
-    return f"alive but stuck in {_name(doing)} for {format_seconds(doing.age + beat_gap)}, {beats}"
+        return f"alive but stuck, {missing}: its Python code does not run"
+    return f"alive but stuck in {_name(doing)} for {format_seconds(doing.age + heartbeat_gap)}, {missing}"
 
 
 def _name(doing: CurrentCall) -> str:

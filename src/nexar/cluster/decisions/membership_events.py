@@ -92,13 +92,15 @@ class MessageReceived(msgspec.Struct, frozen=True):
 
 
 class ChangeRequested(msgspec.Struct, frozen=True):
-    """All members agreed on this in a collective."""
+    """Propose this change. All members agreed on joins and leaves in a collective. A renewal is the request of one
+    member, whose communicators need it.
+    """
 
     joined: tuple[Member, ...] = ()
     left: tuple[Departure, ...] = ()
     renewed: tuple[int, ...] = ()
-    # Epoch of the membership in which they agreed; 0: the current one. In any other the request is dropped; joins and
-    # leaves only once the world's communicator of that membership is over.
+    # Epoch of the membership for which this is requested; 0: the current one. A renewal for another one is dropped;
+    # joins and leaves are dropped if a later change ended the world's communicator in which they were agreed.
     epoch: int = 0
 
 

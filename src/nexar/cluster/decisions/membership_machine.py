@@ -422,7 +422,7 @@ class MembershipMachine:
                 self._electorate,
                 random=self._random,
                 learners=learners,
-                never_proposes=self._electorate.seed_voter,
+                ignored_proposer=self._electorate.seed_voter,
                 owns_round_0=self._rank == 0,  # all agree who that is, and a node that restarts is another node
             )
             self._set_pause()

@@ -1,8 +1,10 @@
 """The decisions of one node: membership and successors in one machine. Pure.
 
 Invariant: a decided membership becomes, in this order, messages to the removed nodes, Interrupt, AdoptMembership,
-DropPeer, ReportDeparture, AbortBuild, SendNotice, StartBuild. So a removed node that is only slow learns it while links
-exist, calls end because of the change and not because of a closed link, and a build finds the links of its membership.
+DropPeer, ReportDeparture, AbortBuild, StartBuild, SendNotice. So a removed node that is only slow learns it while links
+exist, calls end because of the change and not because of a closed link, a build finds the links of its membership, and
+no build waits for the closing notices. On Tick the membership machine comes first. The consequences of an action follow
+it at once, except a renewal, which is requested after all other actions of the event.
 """
 
 from __future__ import annotations

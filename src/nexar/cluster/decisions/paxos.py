@@ -100,7 +100,7 @@ _NO_BALLOT = BallotNumber(-1, 0)  # below every ballot
 
 @dataclass(slots=True)
 class Ballot:
-    """One attempt to have a value chosen. Collects promises while `value` is None, then votes."""
+    """One attempt to have a value chosen. Without a `value` it collects promises, then votes."""
 
     # Recording one answer costs O(1); `binding` and `unanswered` cost O(voters).
     number: BallotNumber
@@ -210,11 +210,12 @@ class Agreement:
         vote: Vote | None = None,
         may_vote: bool = True,
         learners: Collection[NodeId] = (),
-        never_proposes: NodeId | None = None,
+        ignored_proposer: NodeId | None = None,
         owns_round_0: bool = False,
     ) -> None:
         """`random`: None if this node never proposes. `vote`: the persisted one. `may_vote`: False if it may be lost.
-        `learners` only learn the chosen value. Ballots of `never_proposes` are ignored. `owns_round_0`: at most one
+        `learners` only learn the chosen value. `ignored_proposer`: a voter whose ballots are ignored, so that it cannot
+        have a value chosen. `owns_round_0`: at most one
         voter, the same at all nodes, and only if its state in this instance cannot be lost while it lives.
         """
         self.instance = instance
@@ -228,7 +229,7 @@ class Agreement:
         self._votes = may_vote and me in voters
         self._random = random
         self._learners = learners
-        self._never_proposes = never_proposes
+        self._ignored_proposer = ignored_proposer
         self._value: bytes | None = None
         self._reserve: Collection[NodeId] = ()
         self._ballot: Ballot | None = None
@@ -399,7 +400,7 @@ class Agreement:
     def _handle_request(self, sender: NodeId, message: Prepare | Accept, check: AcceptCheck) -> list[SendMessage]:
         if self.chosen is not None:
             return [SendMessage(sender, Chosen(self.instance, self.chosen))]
-        if not self._votes or not self._may_propose(sender) or message.ballot.node != sender:
+        if not self._votes or not self._answers_ballots_of(sender) or message.ballot.node != sender:
             return []
         if message.ballot.round > self._round + _MAX_ROUND_GAP:
             return []
@@ -411,8 +412,9 @@ class Agreement:
             return [SendMessage(sender, Promise(self.instance, message.ballot, self.vote.accepted, self.vote.value))]
         return self._check_value(sender, message, check)
 
-    def _may_propose(self, node: NodeId) -> bool:
-        return node in self.voters and node != self._never_proposes
+    def _answers_ballots_of(self, node: NodeId) -> bool:
+        """The voter's side of who may propose: a ballot without answers fails."""
+        return node in self.voters and node != self._ignored_proposer
 
     def _check_value(self, sender: NodeId, message: Accept, check: AcceptCheck) -> list[SendMessage]:
         # A value accepted before was checked then, and accepting it again is always safe.

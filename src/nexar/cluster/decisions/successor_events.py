@@ -63,7 +63,7 @@ class RevokedBy(msgspec.Struct, frozen=True):
 
 
 class TerminationKind(Enum):
-    """Why this node has no communicators any more."""
+    """What ended all communicators of this node."""
 
     EXPELLED = auto()
     ABORTED = auto()  # a member was lost under the policy `abort`
@@ -118,7 +118,9 @@ class BeginRequested(msgspec.Struct, frozen=True):
 
 
 class BuildFinished(msgspec.Struct, frozen=True):
-    """`completed`: the last call on the old generation that all members completed; None if there is none."""
+    """`completed`: the last call on the old generation that all members completed; None if they
+    completed none or it is unknown.
+    """
 
     build: BuildId
     completed: int | None = None
@@ -164,7 +166,7 @@ class RevokeReceived(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """Nothing at this node refers to this superseded generation any more."""
+    """The last reference to this superseded generation at this node is gone."""
 
     key: GenerationKey
 
@@ -201,7 +203,7 @@ class Interrupt(msgspec.Struct, frozen=True):
 
 
 class AdoptMembership(msgspec.Struct, frozen=True):
-    """Publish the membership and close the links of those who left. Interrupts come before, builds after."""
+    """Publish the membership and close the links of departed members. Interrupts come before, builds after."""
 
     change: Change
     after: Membership
@@ -231,7 +233,7 @@ class StartBuild(msgspec.Struct, frozen=True):
 
 
 class AbortBuild(msgspec.Struct, frozen=True):
-    """Its members do not take part any more. BuildFailed still follows."""
+    """End this build: its members no longer take part. BuildFailed still follows."""
 
     build: BuildId
     failure: BuildFailure

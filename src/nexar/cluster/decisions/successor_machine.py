@@ -116,7 +116,7 @@ class SuccessorMachine:
     ) -> None:
         """`apply` and `next_generation` let machines share memberships."""
         self.me = me
-        # Why this node has no communicators any more; None while it has.
+        # What ended all communicators of this node; None until then.
         self.terminated: Terminated | None = None
         self._recovery_timeout = recovery_timeout
         self._patience = _PATIENCE * recovery_timeout

@@ -42,7 +42,11 @@ NextGeneration: TypeAlias = Callable[[int, Membership, Membership, Sequence[Chan
 
 
 class ChangeHistory:
-    """Decided changes of the world, the newest MAX_CHANGES: no generation in use is based on an older membership."""
+    """Decided changes of the world, the newest MAX_CHANGES.
+
+    `next_generation` does not need older ones: a generation that one of them concerned was replaced or given up long
+    ago, and the others have no successor by them.
+    """
 
     def __init__(self, world: Membership, next_generation: NextGeneration = next_generation) -> None:
         self.world = world  # the newest membership
@@ -313,7 +317,7 @@ def set_outcome(each: OpenedGeneration, outcome: Outcome) -> list[SuccessorActio
 
 
 def _replaces(old: Outcome | None, new: Outcome) -> bool:
-    """Superseded is not among them: a superseded generation is not open any more."""
+    """Superseded is not among them: a superseded generation is no longer open."""
     match old:
         case None | QuorumLost() | RecoveryTimedOut():
             return True

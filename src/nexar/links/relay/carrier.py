@@ -97,7 +97,7 @@ class SendStream:
         return bool(self._finished) or not (self._unacked or self._payloads or any(self._lanes))
 
     def take(self) -> RelaySegment | None:
-        """Return the next segment; None if there is none, or the window is full."""
+        """Return the next segment; None if nothing waits, or the window is full."""
         if self._again:
             self.resent += 1
             return self._again.popleft()

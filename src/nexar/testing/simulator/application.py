@@ -86,7 +86,7 @@ class AgreeCalls:
         self._laws.opened(key, voters)
 
     def closed(self, key: GenerationKey) -> None:
-        """The user closed or released this generation: nobody waits here any more."""
+        """The user closed or released this generation, so all waits here have ended."""
         for instance in [each for each in self._callers if each[:2] == key]:
             del self._callers[instance]
             self._laws.ended(self._host.node, instance, None)
@@ -145,7 +145,7 @@ class AgreeCalls:
         self._instances.voter_reachable(node)
 
     def end_all(self) -> None:
-        """The node has no communicators any more."""
+        """All communicators of the node have ended."""
         self._laws.terminated(self._host.node)
         self._perform(self._instances.end_all(LinkClosed(owner="this node's place in the cluster")))
 

@@ -341,7 +341,7 @@ class AgreementLaws:
         self._pending[node][instance] = self._now()
 
     def ended(self, node: NodeId, instance: Instance, result: bytes | NexarError | None) -> None:
-        """None: its user does not wait any more."""
+        """`result` is the value or the error of the call; None: its user stopped waiting."""
         self._pending[node].pop(instance, None)
         if isinstance(result, bytes):
             if node in self._terminated:

@@ -300,7 +300,7 @@ class SimulatedMember(SimulatedNode):
         program: ApplicationPlan | None = None,
         fails: Callable[[NodeId], None] = lambda _: None,
     ) -> None:
-        """`program`: what its application does; None: there is none, only recovery after a loss. `fails` ends its
+        """`program`: what its application does; None: it only recovers after a loss. `fails` ends its
         process after a loss under the policy `abort`.
         """
         super().__init__(world, node, rate=rate, ahead=ahead)
@@ -327,7 +327,7 @@ class SimulatedMember(SimulatedNode):
         self._detector = FailureDetector(HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, STUCK_TIMEOUT)
         self._count = 0
         self._watchers: tuple[NodeId, ...] = ()
-        self._beats: dict[int, Beat] = {}
+        self._heartbeats: dict[int, Beat] = {}
         self._delayed = 0.0
 
     @property
@@ -418,7 +418,7 @@ class SimulatedMember(SimulatedNode):
             return
         epoch = self.epoch
         for watcher in (*self._watchers, *self._seed()):
-            self._world.beat(self.node, watcher, epoch)
+            self._world.send_heartbeat(self.node, watcher, epoch)
         self._measure()
         self._check_peers()
         if (
@@ -455,12 +455,12 @@ class SimulatedMember(SimulatedNode):
         if self.node_machine is None:
             return
         self._count += 1
-        beat = self._beats.get(epoch)
-        if beat is None:
-            beat = self._beats[epoch] = Beat(epoch)
+        heartbeat = self._heartbeats.get(epoch)
+        if heartbeat is None:
+            heartbeat = self._heartbeats[epoch] = Beat(epoch)
         now = self.now()
-        self._detector.packets(sender, self._count, now)
-        self._detector.beat(sender, beat, now)
+        self._detector.record_traffic(sender, self._count, now)
+        self._detector.record_heartbeat(sender, heartbeat, now)
         if epoch < self.node_machine.membership_machine.membership.epoch:
             self.send_changes(sender, epoch)
 

@@ -9,9 +9,9 @@
 - Exact: `lost` and `joined` are the differences of the two member lists; `agreed`: every departure was willing.
 - Undisturbed: only a change that concerns a communicator, a stall, a revocation or the end of the node ends its calls.
 - Everybody stops together: a change interrupts the generations that it concerns before their links close.
-- Nobody waits for who closed: a node that closed a communicator neither builds nor opens a generation of it, and tells
-  the others when a change concerns it. A node that was told, about any generation, builds no successor with it.
-- Nobody waits for who left: a change aborts the builds that it concerns or whose members it removes.
+- No wait for a member that closed: a node that closed a communicator neither builds nor opens a generation of it, and
+  tells the others when a change concerns it. A node that was told, about any generation, builds no successor with it.
+- No wait for a departed member: a change aborts the builds that it concerns or whose members it removes.
 - Bounded: at most 16 successors are built at a time, a failed build is not repeated, what the user released is
   forgotten, and changes, closed communicators and early notices are remembered up to their limits.
 - Not handed out: a generation that was revoked before it is opened is revoked from the start.
@@ -110,7 +110,7 @@ class SuccessorLaws:
         self._nodes[node].epoch = epoch
 
     def died(self, node: NodeId) -> None:
-        """It has no pending calls and builds any more."""
+        """Its pending calls and builds end with it."""
         state = self._nodes[node]
         for each in (state.pending, state.unresolved, state.builds):
             each.clear()

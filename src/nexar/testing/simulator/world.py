@@ -329,7 +329,7 @@ class SimulationContext:
         if listener is not None:
             self.network.send(source, destination, lambda: listener.receive(source, message))
 
-    def beat(self, source: NodeId, destination: NodeId, epoch: int) -> None:
+    def send_heartbeat(self, source: NodeId, destination: NodeId, epoch: int) -> None:
         """Delivers a heartbeat at once or not at all: a delay of milliseconds would not matter."""
         listener = self.nodes.get(destination)
         if listener is None or not listener.running or not self.network.open(source, destination):

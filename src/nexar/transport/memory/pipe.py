@@ -68,7 +68,7 @@ class PipeBroken(Exception):
 
 
 class PipeEnd(NamedTuple):
-    """The last item of a pipe: a half-close (`reason` is None) or the end of the carrier."""
+    """The last item of a pipe: a half-close, without a reason, or the end of the carrier."""
 
     reason: str | None
     due: float

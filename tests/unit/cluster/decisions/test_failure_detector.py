@@ -41,21 +41,21 @@ class Watch:
         self.received = 0
         self.found: list[LivenessReport] = []
 
-    def pass_(self, seconds: float, *, packets: bool = False, beat: Beat | None = None) -> list[LivenessReport]:
-        """Tick whenever it is due; `packets` come, and a beat, before each. Returns what was found on the way."""
+    def pass_(self, seconds: float, *, packets: bool = False, heartbeat: Beat | None = None) -> list[LivenessReport]:
+        """Tick whenever it is due; `packets` come, and a heartbeat, before each. Returns what was found on the way."""
         before = len(self.found)
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.detector.due(self.now) or end)
-            self.come(packets=packets, beat=beat)
+            self.come(packets=packets, heartbeat=heartbeat)
             self.found += self.detector.tick(self.now)
         return self.found[before:]
 
-    def come(self, *, packets: bool = False, beat: Beat | None = None) -> None:
+    def come(self, *, packets: bool = False, heartbeat: Beat | None = None) -> None:
         self.received += packets
-        self.detector.packets(PEER, self.received, self.now, sends_when_stuck=self.sends_when_stuck)
-        if beat is not None:
-            self.detector.beat(PEER, beat, self.now)
+        self.detector.record_traffic(PEER, self.received, self.now, sends_when_stuck=self.sends_when_stuck)
+        if heartbeat is not None:
+            self.detector.record_heartbeat(PEER, heartbeat, self.now)
 
     def sleep(self, seconds: float) -> list[LivenessReport]:
         """This node does not run."""
@@ -68,12 +68,12 @@ def watch() -> Watch:
     return Watch()
 
 
-def test_who_beats_is_alive_and_that_is_no_news(watch: Watch) -> None:
-    assert watch.pass_(300, packets=True, beat=Beat(1)) == []
+def test_who_sends_heartbeats_is_alive_and_that_is_no_news(watch: Watch) -> None:
+    assert watch.pass_(300, packets=True, heartbeat=Beat(1)) == []
 
 
 def test_who_sends_nothing_at_all_is_silent_after_the_timeout_and_that_is_reported_once(watch: Watch) -> None:
-    watch.pass_(3, packets=True, beat=Beat(1))
+    watch.pass_(3, packets=True, heartbeat=Beat(1))
     assert watch.pass_(4.9) == []
     (found,) = watch.pass_(30)
     assert (found.node, found.state, found.since, found.is_loss) == (PEER, "silent", 103.0, True)
@@ -82,33 +82,33 @@ def test_who_sends_nothing_at_all_is_silent_after_the_timeout_and_that_is_report
 
 def test_who_sends_again_is_reported_as_alive(watch: Watch) -> None:
     watch.pass_(10)
-    (found,) = watch.pass_(1, packets=True, beat=Beat(1))
+    (found,) = watch.pass_(1, packets=True, heartbeat=Beat(1))
     assert (found.state, found.is_loss) == ("alive", False)
-    assert watch.pass_(4, packets=True, beat=Beat(1)) == []
+    assert watch.pass_(4, packets=True, heartbeat=Beat(1)) == []
 
 
-def test_who_is_alive_again_is_not_stuck_for_the_beats_of_its_silence(watch: Watch) -> None:
-    watch.pass_(3, packets=True, beat=Beat(1))
+def test_who_is_alive_again_is_not_stuck_for_the_heartbeats_of_its_silence(watch: Watch) -> None:
+    watch.pass_(3, packets=True, heartbeat=Beat(1))
     watch.pass_(30)
     assert [found.state for found in watch.pass_(TIMEOUT - 0.1, packets=True)] == ["alive"]
     assert [found.state for found in watch.pass_(TIMEOUT, packets=True)] == ["stuck"]
 
 
-def test_packets_without_beats_are_a_process_that_is_stuck_and_no_loss_for_a_minute(watch: Watch) -> None:
-    watch.pass_(1, packets=True, beat=Beat(1, (ALL_REDUCE,)))
+def test_packets_without_heartbeats_are_a_process_that_is_stuck_and_no_loss_for_a_minute(watch: Watch) -> None:
+    watch.pass_(1, packets=True, heartbeat=Beat(1, (ALL_REDUCE,)))
     watch.found.clear()
     (stuck,) = watch.pass_(59, packets=True)
     assert (stuck.state, stuck.is_loss, stuck.doing) == ("stuck", False, ALL_REDUCE)
-    assert stuck.cause == "alive but stuck in all_reduce #1234 for 11 s, no beat for 5 s"
+    assert stuck.cause == "alive but stuck in all_reduce #1234 for 11 s, no heartbeat for 5 s"
     (hung,) = watch.pass_(10, packets=True)
     assert (hung.state, hung.is_loss) == ("hung", True)
-    assert hung.cause == "alive but stuck in all_reduce #1234 for 66 s, no beat for 60 s"
+    assert hung.cause == "alive but stuck in all_reduce #1234 for 66 s, no heartbeat for 60 s"
 
 
 def test_a_process_that_is_stuck_in_no_call_is_reported_as_well(watch: Watch) -> None:
     (stuck,) = watch.pass_(10, packets=True)
-    assert stuck.cause == "alive but stuck, no beat for 5 s: its Python code does not run"
-    assert [found.state for found in watch.pass_(3, packets=True, beat=Beat(1))] == ["alive"]
+    assert stuck.cause == "alive but stuck, no heartbeat for 5 s: its Python code does not run"
+    assert [found.state for found in watch.pass_(3, packets=True, heartbeat=Beat(1))] == ["alive"]
 
 
 def test_a_process_that_is_stuck_and_then_stops_is_silent(watch: Watch) -> None:
@@ -118,7 +118,7 @@ def test_a_process_that_is_stuck_and_then_stops_is_silent(watch: Watch) -> None:
 
 def test_where_nothing_comes_without_python_stuck_and_stopped_are_one_loss() -> None:
     watch = Watch(sends_when_stuck=False)
-    watch.pass_(2, packets=True, beat=Beat(1, (ALL_REDUCE,)))
+    watch.pass_(2, packets=True, heartbeat=Beat(1, (ALL_REDUCE,)))
     found = watch.pass_(30)[-1]
     assert found.state == "silent"
     assert (
@@ -127,18 +127,18 @@ def test_where_nothing_comes_without_python_stuck_and_stopped_are_one_loss() -> 
 
 
 def test_a_call_that_does_not_move_is_reported_once_and_never_lost(watch: Watch) -> None:
-    (stuck,) = watch.pass_(1000, packets=True, beat=Beat(1, (CurrentCall(0, "barrier", 2, age=1.0), ALL_REDUCE)))
+    (stuck,) = watch.pass_(1000, packets=True, heartbeat=Beat(1, (CurrentCall(0, "barrier", 2, age=1.0), ALL_REDUCE)))
     assert (stuck.state, stuck.doing, stuck.is_loss) == ("stuck", ALL_REDUCE, False)
     assert stuck.cause == "alive, stuck in all_reduce #1234 for 6 s"
     assert stuck.since == 95.0
-    (another,) = watch.pass_(10, packets=True, beat=Beat(1, (CurrentCall(0, "barrier", 1235, age=9.0),)))
+    (another,) = watch.pass_(10, packets=True, heartbeat=Beat(1, (CurrentCall(0, "barrier", 1235, age=9.0),)))
     assert another.cause == "alive, stuck in barrier #1235 for 9 s"
-    (moved,) = watch.pass_(10, packets=True, beat=Beat(1, (CurrentCall(0, "barrier", 1235, age=0.1),)))
+    (moved,) = watch.pass_(10, packets=True, heartbeat=Beat(1, (CurrentCall(0, "barrier", 1235, age=0.1),)))
     assert moved.state == "alive"
 
 
 def test_what_a_peer_writes_about_its_call_is_cut_to_size(watch: Watch) -> None:
-    (stuck,) = watch.pass_(1, packets=True, beat=Beat(1, (CurrentCall(0, "\x1b[31m" + "x" * 5000, 1, age=9.0),)))
+    (stuck,) = watch.pass_(1, packets=True, heartbeat=Beat(1, (CurrentCall(0, "\x1b[31m" + "x" * 5000, 1, age=9.0),)))
     assert len(stuck.cause) < 120
     assert stuck.cause.isprintable()
 
@@ -148,7 +148,7 @@ def test_what_a_peer_writes_about_its_call_is_cut_to_size(watch: Watch) -> None:
 
 def test_one_that_is_silent_hides_nobody_and_harms_nobody() -> None:
     watch = Watch(PEER, OTHER)
-    found = watch.pass_(20, packets=True, beat=Beat(1))
+    found = watch.pass_(20, packets=True, heartbeat=Beat(1))
     assert [(each.node, each.state) for each in found] == [(OTHER, "silent")]
 
 
@@ -167,25 +167,25 @@ def test_nobody_to_watch_is_nothing_to_do(watch: Watch) -> None:
     assert watch.detector.due(watch.now) is None
     assert watch.pass_(3) == []
     assert watch.sleep(1000) == []
-    watch.come(packets=True, beat=Beat(1))
+    watch.come(packets=True, heartbeat=Beat(1))
     watch.detector.watch([PEER], watch.now)
     assert watch.detector.due(watch.now) == watch.now + INTERVAL
 
 
 def test_what_is_known_of_a_node_can_be_asked(watch: Watch) -> None:
-    beat = Beat(3, (ALL_REDUCE,), "barrier #1233")
-    watch.pass_(2, packets=True, beat=beat)
+    heartbeat = Beat(3, (ALL_REDUCE,), "barrier #1233")
+    watch.pass_(2, packets=True, heartbeat=heartbeat)
     watch.pass_(2, packets=True)
     watch.pass_(1)
     known = watch.detector.known(PEER, watch.now)
     assert known is not None
-    assert (known.age, known.beat, known.beat_age, known.state) == (1.0, beat, 3.0, "stuck")
+    assert (known.age, known.heartbeat, known.heartbeat_age, known.state) == (1.0, heartbeat, 3.0, "stuck")
 
 
 def test_it_is_due_when_somebody_may_have_been_silent_for_long_enough(watch: Watch) -> None:
-    watch.pass_(2, packets=True, beat=Beat(1))
+    watch.pass_(2, packets=True, heartbeat=Beat(1))
     watch.now += 0.5
-    watch.come(packets=True, beat=Beat(1))  # silent at 107.5
+    watch.come(packets=True, heartbeat=Beat(1))  # silent at 107.5
     watch.pass_(4.5)
     assert watch.detector.due(watch.now) == 107.5
     watch.now = 107.5
@@ -197,14 +197,14 @@ def test_it_is_due_when_somebody_may_have_been_silent_for_long_enough(watch: Wat
 
 
 def test_who_was_suspended_does_not_take_the_others_for_dead(watch: Watch) -> None:
-    watch.pass_(3, packets=True, beat=Beat(1))
+    watch.pass_(3, packets=True, heartbeat=Beat(1))
     assert watch.sleep(3600) == []
     assert watch.pass_(3) == []
-    assert watch.pass_(60, packets=True, beat=Beat(1)) == []
+    assert watch.pass_(60, packets=True, heartbeat=Beat(1)) == []
 
 
 def test_silence_before_and_after_a_pause_counts(watch: Watch) -> None:
-    watch.pass_(3, packets=True, beat=Beat(1))
+    watch.pass_(3, packets=True, heartbeat=Beat(1))
     watch.pass_(2)
     assert watch.sleep(100) == []
     assert [found.state for found in watch.pass_(5)] == ["silent"]
@@ -215,7 +215,7 @@ def test_who_was_at_its_limit_when_we_paused_has_an_interval_to_be_read(watch: W
     watch.sleep(0.9)
     assert watch.sleep(30) == []
     assert watch.pass_(0.9) == []
-    watch.come(packets=True, beat=Beat(1))
+    watch.come(packets=True, heartbeat=Beat(1))
     assert watch.pass_(4) == []
 
 
@@ -241,10 +241,10 @@ def test_nobody_is_lost_within_a_timeout_of_its_last_message(steps: list[tuple[f
     watch = Watch()
     watch.come()  # what had come before it was watched: the first count shows nothing
     last_seen = watch.now
-    for seconds, packet, beat in steps:
+    for seconds, packet, heartbeat in steps:
         watch.now += seconds
-        if packet or beat:
-            watch.come(packets=packet, beat=Beat(1) if beat else None)
+        if packet or heartbeat:
+            watch.come(packets=packet, heartbeat=Beat(1) if heartbeat else None)
             last_seen = watch.now
         lost = [found for found in watch.detector.tick(watch.now) if found.state == "silent"]
         assert not lost or watch.now - last_seen >= TIMEOUT
@@ -254,7 +254,7 @@ def test_nobody_is_lost_within_a_timeout_of_its_last_message(steps: list[tuple[f
 
 
 def test_a_node_that_runs_slowly_waits_longer_by_its_own_delay(watch: Watch) -> None:
-    watch.pass_(3, packets=True, beat=Beat(1))
+    watch.pass_(3, packets=True, heartbeat=Beat(1))
     watch.detector.own_delay = 7.0
     assert watch.pass_(11.9) == []
     assert [found.state for found in watch.pass_(0.2)] == ["silent"]

@@ -383,7 +383,7 @@ def test_who_has_not_given_what_is_asked_in_this_phase_is_asked_again() -> None:
 
 def test_a_ballot_of_the_seed_changes_no_vote() -> None:
     electorate = Electorate(a_membership(2))
-    voter = Agreement(HERE, 1, electorate, random=Random(1), never_proposes=electorate.seed_voter)
+    voter = Agreement(HERE, 1, electorate, random=Random(1), ignored_proposer=electorate.seed_voter)
     before = voter.vote
     assert voter.receive(SEED_NODE, Prepare(HERE, ballot(1, SEED_NODE)), 0.0) == []
     assert voter.receive(SEED_NODE, Accept(HERE, ballot(1, SEED_NODE), b"v"), 0.0) == []

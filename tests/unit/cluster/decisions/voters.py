@@ -116,7 +116,7 @@ class Parliament:
             for other in self.living() if seen_by is None else seen_by:
                 self.feed(other, PeerLossFound(node, silent(f"node {node} was killed")))
 
-    def beat(self) -> None:
+    def send_heartbeats(self) -> None:
         """Everybody sends everybody its epoch, once; who is behind receives what was chosen since."""
         here = [node for node in self.machines if node not in self.dead]
         for one in here:

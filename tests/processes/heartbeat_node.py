@@ -1,4 +1,4 @@
-"""A process that beats, and then holds the GIL for a while."""
+"""A process that sends heartbeats, and then holds the GIL for a while."""
 
 import ctypes
 import threading
@@ -14,11 +14,11 @@ INTERVAL = 0.1
 DOING = (CurrentCall(0, "all_reduce", 1234),)
 
 
-class BeatingNode(LinkedNode):
-    """Gives the beats that it receives to whom the test wants."""
+class HeartbeatNode(LinkedNode):
+    """Gives the heartbeats that it receives to whom the test wants."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.beaten: Callable[[int, Beat], None] = lambda *_: None  # written by the test
+        self.on_heartbeat: Callable[[int, Beat], None] = lambda *_: None  # written by the test
         self.held = threading.Event()
         super().__init__(*args, on_control=self._heard, **kwargs)
 
@@ -27,11 +27,11 @@ class BeatingNode(LinkedNode):
         if isinstance(message, Pong):
             self.held.set()
         elif isinstance(message, Beat):
-            self.beaten(link.peer, message)
+            self.on_heartbeat(link.peer, message)
 
 
-def beat_and_hold(node: BeatingNode, link: Link, seconds: float) -> None:
-    """Beat until asked to hold the GIL; hold it; then beat for ever."""
+def send_heartbeats_and_hold(node: HeartbeatNode, link: Link, seconds: float) -> None:
+    """Send heartbeats until asked to hold the GIL; hold it; then send them for ever."""
     while not node.held.wait(INTERVAL):
         link.send_control(Beat(1, DOING))
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL keeps the GIL, which CDLL would release

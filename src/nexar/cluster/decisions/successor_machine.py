@@ -603,12 +603,16 @@ class SuccessorMachine:
         if sender is None or notice.sender == self.me:
             return []
         if notice.closed:
-            names_sender = notice.rank == sender or notice.key != each.key  # its rank there is not known here
-            return self._closed_by(each, notice.sender) if names_sender else []
+            return self._closed_by(each, notice.sender) if self._names_sender(each, notice) else []
         if not 0 <= notice.rank < size or notice.rank == each.membership.rank_of(self.me):
             return []
         forwarded_by = "" if notice.rank == sender else f" (as rank {sender} passed on)"
         return self._revoke(each, notice.rank, foreign_line(notice.reason), forwarded_by)
+
+    def _names_sender(self, each: OpenedGeneration, notice: RevokeReceived) -> bool:
+        """Whether the rank is the sender's. It is not known in a generation that this node does not have."""
+        named = each if notice.key == each.key else self._superseded.get(notice.key)
+        return named is None or named.membership.rank_of(notice.sender) == notice.rank
 
     # ------------------------------------------------------------ the end
 

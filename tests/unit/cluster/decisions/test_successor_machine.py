@@ -749,6 +749,15 @@ def test_a_member_that_closed_the_generation_before_takes_no_part_in_the_next_on
     assert actions[-1] == SetOutcome(opened.key, closed_by(1))
 
 
+def test_a_closing_notice_about_the_generation_before_names_the_rank_of_its_sender_there() -> None:
+    scene = Scene(1, 2, 3)
+    part = scene.begin(2, 1, 3, communicator=PART)
+    opened = scene.finish(only(scene.change(left=killed(2))))[0]
+    assert isinstance(opened, OpenGeneration)
+    assert scene.hear(3, part, 1, closed=True) == []
+    assert scene.machine._open[opened.key].closed_by == set()
+
+
 def test_a_member_that_closed_a_generation_that_this_node_never_opened_takes_no_part_in_the_next_one() -> None:
     """It built that one, and a newer change overtook the build here."""
     scene = Scene(1, 2, 3, 4)

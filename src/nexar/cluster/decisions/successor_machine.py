@@ -419,9 +419,11 @@ class SuccessorMachine:
             return self._need(each.key.communicator, target, *loss)
         number, self._next_build = self._next_build, self._next_build + 1
         each.build, each.failed = number, None
-        if each.renewal is not None and (each.renewal.nodes != nodes_of(target) or now >= each.renewal.until):
+        if each.renewal is not None and each.renewal.nodes != nodes_of(target):
             each.renewal = None
-        until = now + self._recovery_timeout if each.renewal is None else each.renewal.until
+        until = now + self._recovery_timeout
+        if each.renewal is not None and now < each.renewal.until:
+            until = each.renewal.until
         old = ClosedCommunicator(each.key.communicator, each.membership)
         return self._start(number, each.key.communicator, target, old, until)
 
@@ -436,7 +438,10 @@ class SuccessorMachine:
         if each is None:  # its user closed it: the others must not wait for this node
             return self._closing_notice(build.old)
         each.build = None
-        each.failed = FailedBuild(build.membership.epoch, build.until, self._missed(build.membership, failure.nodes))
+        # A renewal after the target was given up is the last chance. Otherwise members whose links are cut would renew
+        # without end, and each renewal, a new epoch, would drop the disputes that remove one of them.
+        until = build.until if each.renewal is None else min(build.until, each.renewal.until)
+        each.failed = FailedBuild(build.membership.epoch, until, self._missed(build.membership, failure.nodes))
         if failure.kind is BuildFailureKind.PEER_LOST and failure.nodes:
             each.failed = each.failed._replace(renew_at=now + self._patience)
             return self._need(build.communicator, build.membership, failure.nodes[0], failure.cause)

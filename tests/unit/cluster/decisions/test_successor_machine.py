@@ -429,6 +429,17 @@ def test_a_renewal_after_the_target_was_given_up_has_the_full_time_again() -> No
     assert only(scene.change(renewed=(WORLD,))).until == scene.now + TIMEOUT
 
 
+def test_a_renewal_after_the_target_was_given_up_is_not_repeated() -> None:
+    scene = Scene()
+    world = scene.begin()
+    scene.fail(only(scene.change(left=killed(2))), lost(3))
+    scene.tick(2.0)
+    scene.tick(TIMEOUT - 2.0)
+    late = only(scene.change(renewed=(WORLD,)))
+    assert SetOutcome(world, RecoveryTimedOut((2,))) in scene.fail(late, lost(3))
+    assert scene.tick(2.0) == []
+
+
 def test_a_loss_after_a_renewal_gives_the_full_time_again() -> None:
     scene = Scene(1, 2, 3, 4)
     world = scene.begin()

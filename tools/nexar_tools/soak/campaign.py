@@ -212,12 +212,12 @@ class Campaign:
         )
 
     def _end_isolation(self) -> None:
-        """After a partition a process continues, or has ended: a member by being expelled."""
+        """After a partition a process computes, or has ended: expelled as a member, or as a joiner in `init()`."""
         for name in list(self.census.isolated):
             life, ended = self.census.lives[name], self._processes[name].exit_code
             if ended is not None and (life.node is None or (life.expelled and ended == 0)):
                 self.census.ended(name)
-            elif self._hosts.isolated is None and (life.node is None or life.round_at > self._hosts.healed_at):
+            elif self._hosts.isolated is None and life.round_at > self._hosts.healed_at:
                 self.census.isolated.discard(name)
 
     def _check_alive(self, now: float) -> None:

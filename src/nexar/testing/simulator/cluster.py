@@ -1,4 +1,7 @@
-"""The nodes of a simulation, and the conditions at its end.
+"""The seed and the nodes of a simulation, and the conditions at its end.
+
+The seed stores its vote and membership before it sends, as the product does, and brings members up to date when they
+send a heartbeat.
 
 Under the policy `abort` a loss ends the communicators of all nodes. Otherwise, when faults have ended and a majority of
 the present membership is alive:
@@ -15,15 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 from nexar.cluster.decisions.membership_events import ChangeRequested, Loss, LossKind, PeerLossFound, ResignRequested
+from nexar.cluster.decisions.paxos import Vote
+from nexar.cluster.decisions.seed_voter import SeedVoter
 from nexar.cluster.membership import WORLD, Departure, Member, Membership, PinnedNode
 from nexar.testing.simulator.application import ApplicationPlan
 from nexar.testing.simulator.laws import ReferenceElectorate
-from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, SimulatedMember, SimulatedSeed
-from nexar.testing.simulator.world import SimulationContext
+from nexar.testing.simulator.nodes import MachineFactory, SimulatedMember, SimulatedNode
+from nexar.testing.simulator.world import PROBE_TIMEOUT, SimulationContext
 from nexar.types import NodeId
+from nexar.wire.control import Chosen
 
 SEED: Final[NodeId] = 1_000_000
 _ADMISSION_INTERVAL: Final = 0.5  # seconds between two join requests of a joiner
@@ -44,6 +50,59 @@ def described_member(node: NodeId) -> Member:
 
 def _fingerprint(node: NodeId) -> bytes:
     return node.to_bytes(32, "big")
+
+
+SeedVoterFactory: TypeAlias = Callable[[Membership, Vote | None, bool], SeedVoter]
+"""Arguments: membership, stored vote, whether it may vote."""
+
+
+def seed_voter(membership: Membership, vote: Vote | None, may_vote: bool) -> SeedVoter:
+    """The product's machine."""
+    return SeedVoter(membership, vote=vote, may_vote=may_vote, probe_timeout=PROBE_TIMEOUT)
+
+
+class SimulatedSeed(SimulatedNode):
+    """The seed and its disk."""
+
+    def __init__(
+        self, world: SimulationContext, node: NodeId, membership: Membership, voter_factory: SeedVoterFactory
+    ) -> None:
+        super().__init__(world, node)
+        self.may_vote = True
+        self._first = membership
+        self._voter_factory = voter_factory
+        self._seed_voter = voter_factory(membership, None, True)
+        self._admitted: frozenset[NodeId] = frozenset()
+        self._disk: tuple[Membership, Vote | None] = (membership, None)
+        world.laws.enters(node, membership.epoch)
+
+    @property
+    def machine(self) -> SeedVoter:
+        return self._seed_voter
+
+    def admit(self, node: NodeId) -> None:
+        self._admitted |= {node}
+        self._seed_voter.admitted = self._admitted
+
+    def restart(self, *, with_state: bool) -> None:
+        """Without its state it knows only the first membership and may not vote."""
+        if self.alive:
+            return
+        self.alive = True
+        self.may_vote = self.may_vote and with_state
+        membership, vote = self._disk if with_state else (self._first, None)
+        self._world.timeline.record(f"the seed is started again{'' if with_state else ' without its state'}")
+        self._world.laws.enters(self.node, membership.epoch)
+        self._seed_voter = self._voter_factory(membership, vote, self.may_vote)
+        self._seed_voter.admitted = self._admitted
+
+    def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
+        for number, value in enumerate(self._seed_voter.changes_since(epoch), start=epoch):
+            self._world.send(self.node, sender, Chosen((0, number, 0), value))
+
+    def _after_step(self) -> None:
+        """Stores the state before messages leave."""
+        self._disk = (self._seed_voter.membership, self._seed_voter.vote)
 
 
 class SimulatedCluster:

@@ -4,8 +4,8 @@ A machine's state changes before its messages leave. Events for a stopped proces
 that come while actions are performed are handled after them, one by one.
 
 Like the product's shells, a member performs the actions about its communicators, sends heartbeats, brings nodes that
-are behind up to date, turns suspicions into losses, retries suspects, and asks for admission. The seed stores its vote
-and membership before it sends, and brings members up to date when they send a heartbeat.
+are behind up to date, turns suspicions into losses, retries suspects, and asks for admission. The seed is in
+`nexar.testing.simulator.cluster`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from nexar.cluster.decisions.membership_events import (
 )
 from nexar.cluster.decisions.membership_machine import MembershipMachine
 from nexar.cluster.decisions.node_machine import NodeAction, NodeInput, NodeMachine
-from nexar.cluster.decisions.paxos import Vote
-from nexar.cluster.decisions.seed_voter import SeedVoter
 from nexar.cluster.decisions.successor_events import (
     AdoptMembership,
     GenerationKey,
@@ -58,7 +56,6 @@ from nexar.testing.simulator.laws import Violation
 from nexar.testing.simulator.world import (
     HEARTBEAT_INTERVAL,
     HEARTBEAT_TIMEOUT,
-    PROBE_TIMEOUT,
     STUCK_TIMEOUT,
     LinkFrame,
     SimulationContext,
@@ -653,56 +650,3 @@ class SimulatedMember(SimulatedNode):
         if loss is None:
             self.dial_again(node)
         self.handle(ProbeFinished(node, loss))
-
-
-SeedVoterFactory: TypeAlias = Callable[[Membership, Vote | None, bool], SeedVoter]
-"""Arguments: membership, stored vote, whether it may vote."""
-
-
-def seed_voter(membership: Membership, vote: Vote | None, may_vote: bool) -> SeedVoter:
-    """The product's machine."""
-    return SeedVoter(membership, vote=vote, may_vote=may_vote, probe_timeout=PROBE_TIMEOUT)
-
-
-class SimulatedSeed(SimulatedNode):
-    """The seed and its disk."""
-
-    def __init__(
-        self, world: SimulationContext, node: NodeId, membership: Membership, voter_factory: SeedVoterFactory
-    ) -> None:
-        super().__init__(world, node)
-        self.may_vote = True
-        self._first = membership
-        self._voter_factory = voter_factory
-        self._seed_voter = voter_factory(membership, None, True)
-        self._admitted: frozenset[NodeId] = frozenset()
-        self._disk: tuple[Membership, Vote | None] = (membership, None)
-        world.laws.enters(node, membership.epoch)
-
-    @property
-    def machine(self) -> SeedVoter:
-        return self._seed_voter
-
-    def admit(self, node: NodeId) -> None:
-        self._admitted |= {node}
-        self._seed_voter.admitted = self._admitted
-
-    def restart(self, *, with_state: bool) -> None:
-        """Without its state it knows only the first membership and may not vote."""
-        if self.alive:
-            return
-        self.alive = True
-        self.may_vote = self.may_vote and with_state
-        membership, vote = self._disk if with_state else (self._first, None)
-        self._world.timeline.record(f"the seed is started again{'' if with_state else ' without its state'}")
-        self._world.laws.enters(self.node, membership.epoch)
-        self._seed_voter = self._voter_factory(membership, vote, self.may_vote)
-        self._seed_voter.admitted = self._admitted
-
-    def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
-        for number, value in enumerate(self._seed_voter.changes_since(epoch), start=epoch):
-            self._world.send(self.node, sender, Chosen((0, number, 0), value))
-
-    def _after_step(self) -> None:
-        """Stores the state before messages leave."""
-        self._disk = (self._seed_voter.membership, self._seed_voter.vote)

@@ -21,16 +21,18 @@ from nexar.cluster.decisions.successor_state import NextGeneration
 from nexar.cluster.membership import Change, Membership, next_generation
 from nexar.testing.simulator.application import ApplicationPlan
 from nexar.testing.simulator.cluster import (
+    SeedVoterFactory,
     SimulatedCluster,
     first_membership,
     majority_lives,
     present_membership,
+    seed_voter,
     unmet_communicators,
     unmet_conditions,
 )
 from nexar.testing.simulator.faults import FAULT_SECONDS, SLOWEST_CLOCK, FaultInjector
 from nexar.testing.simulator.laws import Laws, Violation
-from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, seed_voter
+from nexar.testing.simulator.nodes import MachineFactory
 from nexar.testing.simulator.world import (
     LONGEST_PROBE,
     PROBE_TIMEOUT,

@@ -3,9 +3,8 @@
 from random import Random
 
 from nexar.testing.simulator.application import ApplicationPlan
-from nexar.testing.simulator.cluster import SimulatedCluster, first_membership
+from nexar.testing.simulator.cluster import SimulatedCluster, first_membership, seed_voter
 from nexar.testing.simulator.laws import Laws
-from nexar.testing.simulator.nodes import seed_voter
 from nexar.testing.simulator.simulation import node_machine
 from nexar.testing.simulator.world import SimulatedNetwork, SimulationContext, Timeline
 

@@ -243,7 +243,8 @@ class ApplicationPlan:
             colors = random.choice([1, 2, 2, max(1, size // 3)])
             for color in range(colors):
                 ranks = tuple(rank for rank in range(size) if rank % colors == color)
-                yield part_id(key, _SPLIT, number, ranks), ranks
+                if ranks:  # a small world lacks some colors
+                    yield part_id(key, _SPLIT, number, ranks), ranks
 
     def pause(self, key: GenerationKey, number: int) -> float:
         """Seconds after this call."""

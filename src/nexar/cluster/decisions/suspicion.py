@@ -140,14 +140,23 @@ class Suspicions(Mapping[NodeId, Suspicion]):
             self._categorize(node, now, urgent=True)
 
     def carried(self, me: NodeId, membership: Membership, now: float) -> Suspicions:
-        """Those that apply to the next membership, as new ones."""
+        """Those that apply to the next membership, as new ones. Disputes go on: otherwise none would end if changes
+        follow one another sooner.
+        """
         seed = membership.seed.node if membership.seed else None
         kept = Suspicions(me, membership)
         for node, each in self._all.items():
             if node == seed or membership.rank_of(node) is not None:
                 kept.add(node, each.loss, now, willing=each.willing and node in self._willing)
-                kept._all[node].willing = each.willing
+                kept._continue(node, each, self._disputed.get(node))
         return kept
+
+    def _continue(self, node: NodeId, before: Suspicion, disputed_until: float | None) -> None:
+        known = self._all[node]
+        known.willing, known.disputes = before.willing, before.disputes
+        if disputed_until is not None:
+            self._urgent.pop(node, None)
+            self._disputed[node], known.suspended_until = disputed_until, before.suspended_until
 
     def _categorize(self, node: NodeId, now: float, *, urgent: bool) -> bool:
         # Whether the node changed its category.

@@ -304,11 +304,21 @@ def test_only_who_is_still_there_is_carried_on_and_counts_as_new() -> None:
     suspicions.add(1, silent(), 1.0)
     suspicions.add(4, silent(), 1.0)
     suspicions.add(2, left(), 1.0, willing=True)
-    suspicions.dispute(1, until=99.0)
     kept = suspicions.carried(3, a_membership(3, epoch=2), 7.0)
     assert dict(kept).keys() == {1, 2}
     assert (kept.urgent, kept.urgent_since, kept.willing_since, kept.newest) == ((1,), 7.0, 7.0, 7.0)
     assert (kept[1].disputes, kept[2].willing) == (0, True)
+
+
+def test_a_dispute_goes_on_in_the_next_membership() -> None:
+    suspicions = of_rank_2()
+    suspicions.add(1, silent(), 1.0)
+    suspicions.dispute(1, until=9.0, latest=20.0)
+    kept = suspicions.carried(3, a_membership(3, epoch=2), 7.0)
+    assert (kept.urgent, kept.disputed_until, kept[1].disputes) == ((), 20.0, 1)
+    kept.probe_missed(1)
+    assert kept.end_disputes(9.0)
+    assert kept.dispute(1, until=30.0) == 2
 
 
 def test_suspicions_are_sent_again_soon_also_by_a_node_that_runs_slowly() -> None:

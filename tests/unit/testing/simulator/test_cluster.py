@@ -3,7 +3,9 @@
 What a cluster must come to, and what is said as long as it has not.
 """
 
+from nexar.cluster.decisions.membership_events import ChangeRequested
 from nexar.testing.simulator.cluster import majority_lives, present_membership, unmet_conditions
+from tests.losses import silent
 from tests.unit.testing.simulator.scene import a_cluster, passes
 
 
@@ -106,6 +108,18 @@ def test_two_that_are_cut_off_must_not_both_stay() -> None:
     passes(cluster, 60.0)
     assert list(unmet_conditions(cluster)) == []
     assert cluster.last.size == 4
+
+
+def test_two_that_are_cut_off_do_not_both_stay_although_changes_follow_one_another() -> None:
+    cluster = a_cluster(5)
+    cluster.world.network.cut(1, 2)
+    cluster.members[1].lose(2, silent())
+    for _ in range(60):
+        for member in cluster.running():
+            member.handle(ChangeRequested(renewed=(77,), epoch=member.epoch))
+        passes(cluster, 0.8)
+    assert cluster.last.size == 4
+    assert cluster.last.epoch > 20
 
 
 def test_nobody_is_left_to_complain_of() -> None:

@@ -4,6 +4,7 @@
 - At each node epochs grow, one by one.
 - A minority never decides: a chosen value has a majority of that epoch's votes in one ballot.
 - A ballot has one value, and no node votes below its promise.
+- Votes are remembered: the promises of a voter name the highest ballot in which it accepted a value.
 - An expelled node enters no epoch, never becomes a member again, and nobody votes at its request.
 - One node alone cannot expel another: a voter for a removal could not reach the node itself, or the node asked for it,
   or an earlier ballot's votes leave no choice.
@@ -14,8 +15,7 @@ Laws about `agree()`, checked after every step of every node:
 - One agreed value: all members that get a result of one instance get the same.
 - An agreed value is proposed: by a member, in this instance.
 - A majority agrees: a value counts as chosen only with the votes of a majority of the generation in one ballot.
-- Votes are remembered: a voter rejects ballots below its promise, and its promises name the highest ballot in which it
-  accepted a value. So it never votes in an instance that it forgot.
+- Votes are remembered: a voter also rejects ballots below its promise. So it never votes in an instance that it forgot.
 - Agreements end: with an error as soon as the membership lacks a majority of the voters, and with a value if the
   network is calm and a majority of them votes.
 - A terminated node agrees on nothing.
@@ -101,6 +101,7 @@ class Laws:
         self._votes: defaultdict[tuple[int, BallotNumber], set[NodeId]] = defaultdict(set)
         self._heard: defaultdict[tuple[NodeId, int, BallotNumber], set[NodeId]] = defaultdict(set)
         self._promised: dict[tuple[NodeId, int], BallotNumber] = {}
+        self._accepted: dict[tuple[NodeId, int], BallotNumber] = {}
         self._unreachable: defaultdict[NodeId, set[NodeId]] = defaultdict(set)
         self._willing: set[NodeId] = set()
         self._epochs: dict[NodeId, int] = {}
@@ -163,6 +164,7 @@ class Laws:
 
     def _check_promise(self, node: NodeId, message: Promise, event: NodeInput) -> None:
         epoch = self._epoch_of_vote(node, message.instance, event)
+        _check_remembered(node, message, self._accepted.get((node, epoch)))
         known = self._promised.get((node, epoch))
         if known is None or known < message.ballot:
             self._promised[node, epoch] = message.ballot
@@ -191,6 +193,7 @@ class Laws:
             raise Violation("a ballot has one value", f"node {node} votes in {message.ballot}, which has none")
         self._check_removals(node, epoch, message.ballot)
         votes.add(node)
+        self._accepted[node, epoch] = message.ballot
 
     def _check_chosen(self, node: NodeId, message: Chosen, _: NodeInput) -> None:
         if message.instance[:1] == (0,):
@@ -288,6 +291,16 @@ class Laws:
         self.last_change = self.now()
         self.memberships[epoch] = following
         self._electorates[epoch] = ReferenceElectorate.of(following)
+
+
+def _check_remembered(node: NodeId, promise: Promise, accepted: BallotNumber | None) -> None:
+    """`accepted`: the last ballot in which the node accepted a value. A promise may also name its own ballot."""
+    if accepted is not None and (promise.accepted is None or promise.accepted < accepted):
+        raise Violation(
+            "votes are remembered",
+            f"node {node} has accepted {accepted} of {promise.instance} and says {promise.accepted}",
+            node,
+        )
 
 
 # -- laws about agree()
@@ -405,8 +418,9 @@ class AgreementLaws:
         if node in self._terminated:
             raise Violation("a terminated node agrees on nothing", f"node {node} sends {message}", node)
         match message:
-            case Promise(instance, ballot, accepted):
-                self._check_promise(node, instance, ballot, accepted)
+            case Promise(instance, ballot):
+                _check_remembered(node, message, self._instances[instance].accepted.get(node))
+                self._check_ballot(node, instance, ballot)
             case Accept(instance, ballot, value):
                 self._instances[instance].values[ballot] = value
             case Accepted(instance, ballot):
@@ -415,17 +429,6 @@ class AgreementLaws:
                 self._check_value(node, instance, value)
             case _:
                 return
-
-    def _check_promise(
-        self, node: NodeId, instance: Instance, ballot: BallotNumber, accepted: BallotNumber | None
-    ) -> None:
-        state = self._instances[instance]
-        known = state.accepted.get(node)
-        if known is not None and (accepted is None or accepted < known):
-            raise Violation(
-                "votes are remembered", f"node {node} has accepted {known} of {instance} and says {accepted}", node
-            )
-        self._check_ballot(node, instance, ballot)
 
     def _check_vote(self, node: NodeId, instance: Instance, ballot: BallotNumber) -> None:
         self._check_ballot(node, instance, ballot)

@@ -14,6 +14,8 @@ from nexar.cluster.decisions.membership_events import (
     MembershipInput,
     MembershipMessage,
     MessageReceived,
+    SelfExpelled,
+    SendMessage,
 )
 from nexar.cluster.decisions.membership_machine import MembershipMachine
 from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
@@ -26,7 +28,7 @@ from nexar.testing.simulator import Simulation, SimulationResult
 from nexar.testing.simulator.cluster import described_member
 from nexar.testing.simulator.command import nodes_of
 from nexar.testing.simulator.world import PROBE_TIMEOUT, RECOVERY_TIMEOUT
-from nexar.wire.control import Accept, BallotNumber, Chosen, Prepare, Suspect
+from nexar.wire.control import Accept, BallotNumber, Chosen, Prepare, Promise, Suspect
 
 Running = Callable[[int, int], SimulationResult]
 """Runs a seed with so many nodes, with a broken machine."""
@@ -99,6 +101,16 @@ def _asks(message: MembershipMessage) -> bool:
     return isinstance(message, Prepare) and message.ballot.round == 0
 
 
+class AdoptsOwnRemoval(MembershipMachine):
+    """A removed node enters the membership without it."""
+
+    def _adopt(self, value: bytes, now: float) -> list[MembershipAction]:
+        actions = super()._adopt(value, now)
+        if not any(isinstance(each, SelfExpelled) for each in actions):
+            return actions
+        return [MembershipDecided(Change.decode(value)), *actions]
+
+
 class OnlyFirst(MembershipMachine):
     """Nobody but rank 0 proposes."""
 
@@ -149,6 +161,28 @@ def _two_values(self: Agreement, ballot: Ballot) -> Accept:
 _accept = Agreement._accept
 
 
+def _forgets_accepted(self: Agreement, sender: int, message: Any, check: Any) -> Any:
+    """A promise does not name what the voter has accepted."""
+    answers = _handle_request(self, sender, message, check)
+    return [
+        SendMessage(each.node, msgspec.structs.replace(each.message, accepted=None, value=b""))
+        if isinstance(each.message, Promise) and each.message.instance[2] == 0
+        else each
+        for each in answers
+    ]
+
+
+_handle_request = Agreement._handle_request
+
+
+def _readmits(self: PendingChanges, suspicions: Any, *, may_remove_lost: bool = True) -> Change | None:
+    """A change that follows a removal lets the removed node in again."""
+    draft = _draft(self, suspicions, may_remove_lost=may_remove_lost)
+    if draft is None or not draft.gone:
+        return draft
+    return msgspec.structs.replace(draft, joined=tuple(described_member(node) for node in sorted(draft.gone)))
+
+
 def _invites(self: PendingChanges, suspicions: Any, *, may_remove_lost: bool = True) -> Change | None:
     """Every change also lets in a node that nobody admitted."""
     draft = _draft(self, suspicions, may_remove_lost=may_remove_lost)
@@ -184,6 +218,17 @@ MUTANTS: dict[str, tuple[Running, str | tuple[str, ...], int]] = {
     ),
     "memberships are adopted twice": (_patched(NodeMachine, "_follow", _adopts_twice), "epochs grow one by one", 20),
     "a repeated request has another value": (_patched(Agreement, "_accept", _two_values), "a ballot has one value", 60),
+    "a promise does not name the accepted value": (
+        _patched(Agreement, "_handle_request", _forgets_accepted),
+        "votes are remembered",
+        60,
+    ),
+    "a removed node adopts its removal": (_made(AdoptsOwnRemoval), "an expelled node takes no part", 60),
+    "removed nodes join again": (
+        _patched_all((PendingChanges, "draft", _readmits), (PendingChanges, "expects", lambda *_: True)),
+        "an expelled node takes no part",
+        60,
+    ),
     "anybody joins": (
         _patched_all((PendingChanges, "draft", _invites), (PendingChanges, "expects", lambda *_: True)),
         "only admitted nodes join",

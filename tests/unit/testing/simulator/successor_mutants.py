@@ -13,6 +13,7 @@ from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
 from nexar.cluster.decisions.successor_events import (
     AbortBuild,
     AdoptMembership,
+    DiscardBuild,
     GenerationKey,
     Interrupt,
     OpenGeneration,
@@ -35,6 +36,7 @@ from nexar.cluster.decisions.successor_state import (
 )
 from nexar.cluster.membership import Change, Membership
 from nexar.testing.simulator import Simulation, SimulationResult
+from nexar.testing.simulator.generations import SimulatedGeneration
 from tests.unit.testing.simulator.mutants import Running
 
 
@@ -64,6 +66,28 @@ def _drops_last(self: ChangeHistory, communicator: int, membership: Membership) 
 _following = ChangeHistory.following
 
 
+def _lacks_last(
+    self: SuccessorMachine, number: int, communicator: int, membership: Membership, *rest: Any
+) -> list[SuccessorAction]:
+    """All members but the last one build a first generation without the last one."""
+    if rest[0] is None and membership.size > 2 and membership.members[-1].node != self.me:
+        membership = replace(membership, members=membership.members[:-1])
+    return _start(self, number, communicator, membership, *rest)
+
+
+_start = SuccessorMachine._start
+
+
+def _opens_unbuilt(actions: list[SuccessorAction]) -> list[SuccessorAction]:
+    """A successor is opened under a key that no member built."""
+    return [
+        msgspec.structs.replace(each, key=GenerationKey(each.key.communicator, each.key.epoch + 1000))
+        if isinstance(each, OpenGeneration) and each.old is not None
+        else each
+        for each in actions
+    ]
+
+
 def _keeps_first_target(self: SuccessorMachine, change: Change) -> list[SuccessorAction]:
     """A newer change does not change the target of a generation that already has one."""
     actions: list[SuccessorAction] = []
@@ -85,6 +109,14 @@ def _reopens(actions: list[SuccessorAction]) -> list[SuccessorAction]:
         else each
         for each in actions
     ]
+
+
+def _early_calls(self: SimulatedGeneration) -> bool:
+    """A call ends one step too early, as with frames of another generation."""
+    return _is_complete(self) or (self.call is not None and 2 << self.call.step >= self.size)
+
+
+_is_complete = SimulatedGeneration.is_complete
 
 
 # -- all or nobody
@@ -113,6 +145,12 @@ def _forgets_ancestors(actions: list[SuccessorAction]) -> list[SuccessorAction]:
     ]
 
 
+def _ends_superseded(self: SuccessorMachine, cause: Terminated) -> list[SuccessorAction]:
+    """The end of a node replaces the outcomes of generations that have a successor."""
+    superseded = [] if self.terminated is not None else list(self._superseded)
+    return [*_terminate(self, cause), *(SetOutcome(key, cause) for key in superseded)]
+
+
 # -- completed
 
 
@@ -138,6 +176,14 @@ def _interrupts_all(self: SuccessorMachine, change: Change) -> list[SuccessorAct
     """Every change ends every generation."""
     actions = _interrupt_concerned(self, change)
     return actions + [action for each in self._open.values() for action in interrupt(each)]
+
+
+def _replaces_all(self: SuccessorMachine, change: Change) -> list[SuccessorAction]:
+    """Every change gives every generation a successor."""
+    for each in self._open.values():
+        if each.target is None and not change.concerns(each.key.communicator, each.nodes):
+            each.target = replace(each.membership, epoch=change.epoch)
+    return _interrupt_concerned(self, change)
 
 
 def _interrupts_quiet(self: SuccessorMachine, change: Change) -> list[SuccessorAction]:
@@ -168,6 +214,29 @@ _follow_actions = NodeMachine._follow
 def _goes_on_after_close(self: SuccessorMachine, key: GenerationKey) -> list[SuccessorAction]:
     """The machine takes no notice of the user's close."""
     return []
+
+
+def _builds_closed(self: SuccessorMachine, key: GenerationKey) -> list[SuccessorAction]:
+    """A closed generation still gets a successor."""
+    each, actions = self._open.get(key), _close(self, key)
+    if each is not None:
+        self._open[key] = each
+    return actions
+
+
+_close = SuccessorMachine._close
+
+
+def _opens_closed(self: SuccessorMachine, number: int, completed: int | None) -> list[SuccessorAction]:
+    """A successor is opened although its user closed the communicator while it was built."""
+    build, is_over = self._builds.get(number), self.terminated is not None
+    actions = _finished(self, number, completed)
+    if build is None or build.old is None or is_over or not any(isinstance(each, DiscardBuild) for each in actions):
+        return actions
+    return [OpenGeneration(number, GenerationKey(build.communicator, build.membership.epoch), build.old.key)]
+
+
+_finished = SuccessorMachine._finished
 
 
 def _hears_of_its_own_generation_only(self: SuccessorMachine, notice: RevokeReceived) -> list[SuccessorAction]:
@@ -282,10 +351,18 @@ SUCCESSOR_MUTANTS: dict[str, tuple[Running, str | tuple[str, ...], int]] = {
         "a live majority continues",
         60,
     ),
+    "a first build lacks its last member": (_patched(SuccessorMachine, "_start", _lacks_last), "same members", 20),
+    "a generation that nobody built is opened": (_acts(_opens_unbuilt), "same members", 20),
+    "calls end a step early": (_patched(SimulatedGeneration, "is_complete", _early_calls), "fenced", 20),
     "a successor has the old key": (_acts(_reopens), "fenced", 20),
     "the exchange ends a step early": (_patched(CompletionExchange, "result", property(_early_result)), "all or", 40),
     "outcomes come before the successor": (_acts(_outcome_first), "one successor", 20),
     "ancestors are forgotten": (_acts(_forgets_ancestors), "one successor", 60),
+    "the end of a node replaces successors": (
+        _patched(SuccessorMachine, "_terminate", _ends_superseded),
+        "one successor",
+        200,
+    ),
     "completed by one is enough": (_patched(CompletionNews, "merged", _most), "completed", 60),
     "the reasons of losses are left out": (
         _patched(successor_machine, "supersede", lambda *a: msgspec.structs.replace(_supersede(*a), lost={})),
@@ -307,6 +384,11 @@ SUCCESSOR_MUTANTS: dict[str, tuple[Running, str | tuple[str, ...], int]] = {
         "undisturbed",
         40,
     ),
+    "every change replaces all generations": (
+        _patched(SuccessorMachine, "_interrupt_concerned", _replaces_all),
+        "undisturbed",
+        60,
+    ),
     "quiet departures end calls": (
         _patched(SuccessorMachine, "_interrupt_concerned", _interrupts_quiet),
         "undisturbed",
@@ -314,6 +396,16 @@ SUCCESSOR_MUTANTS: dict[str, tuple[Running, str | tuple[str, ...], int]] = {
     ),
     "links close before calls end": (_patched(NodeMachine, "_follow", _adopts_first), "everybody stops together", 20),
     "a close is ignored": (_patched(SuccessorMachine, "_close", _goes_on_after_close), ("bounded", "nobody waits"), 60),
+    "a closed communicator gets a successor": (
+        _patched(SuccessorMachine, "_close", _builds_closed),
+        "nobody waits for who closed",
+        100,
+    ),
+    "a closed communicator is opened": (
+        _patched(SuccessorMachine, "_finished", _opens_closed),
+        "nobody waits for who closed",
+        300,
+    ),
     "nobody is told of a close": (
         _patched(ClosedCommunicators, "concerned", lambda *_: []),
         "nobody waits for who closed",

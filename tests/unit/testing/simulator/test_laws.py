@@ -57,6 +57,11 @@ def votes(laws: Laws, node: int, ballot: BallotNumber, change: Change = GOES) ->
     laws.before_step(ballot.node, MessageReceived(node, Accepted(INSTANCE, ballot)))
 
 
+def promises(laws: Laws, node: int, accepted: BallotNumber | None = None) -> None:
+    promise = Promise(INSTANCE, SECOND, accepted)
+    does(laws, node, SendMessage(2, promise), event=MessageReceived(2, Prepare(INSTANCE, SECOND)))
+
+
 def decided(laws: Laws, change: Change = GOES) -> Laws:
     asks(laws, FIRST, change)
     votes(laws, 2, FIRST, change)
@@ -124,11 +129,19 @@ def test_a_vote_below_a_promise_is_noticed_and_one_that_is_said_again_is_not() -
     laws = made()
     asks(laws, FIRST)
     votes(laws, 2, FIRST)
-    for node in (2, 3):
-        does(laws, node, SendMessage(2, Promise(INSTANCE, SECOND)), event=MessageReceived(2, Prepare(INSTANCE, SECOND)))
+    promises(laws, 2, accepted=FIRST)
+    promises(laws, 3)
     votes(laws, 2, FIRST)
     with pytest.raises(Violation, match="no node votes below its promise"):
         votes(laws, 3, FIRST)
+
+
+def test_a_promise_that_does_not_name_the_last_vote_is_noticed() -> None:
+    laws = made()
+    asks(laws, FIRST)
+    votes(laws, 2, FIRST)
+    with pytest.raises(Violation, match="votes are remembered"):
+        promises(laws, 2)
 
 
 def test_a_ballot_with_two_values_is_noticed() -> None:

@@ -193,8 +193,9 @@ class SimulatedCluster:
 
     def close(self, node: NodeId, seconds: float) -> None:
         """Its user closes the node. Its process ends later."""
-        self.members[node].close()
-        self.world.timeline.after(seconds, lambda: self.leave(node))
+        member = self.members[node]
+        member.close()
+        self.world.timeline.after(seconds, lambda: member.when_running(lambda: self.leave(node)))
 
     def fail(self, node: NodeId) -> None:
         """An exception ends the process, which says so."""

@@ -161,7 +161,7 @@ class SuccessorLaws:
                 self._forget(node, key)
                 self._nodes[node].released.append(key)
                 self._nodes[node].outcomes[key.communicator].pop(key, None)
-            case RevokeReceived(sender=sender, key=key, closed=True) if self._concerns(node, sender, key):
+            case RevokeReceived(sender=sender, key=key, closed=True) if self._concerns(node, event):
                 self._nodes[node].told[key.communicator].add(sender)
             case RevokeReceived(key=key, rank=rank, closed=False) if self._is_early(node, key, rank):
                 self._nodes[node].revoked_early.add(key)
@@ -183,13 +183,17 @@ class SuccessorLaws:
         members = self._memberships[key].members
         return 0 <= rank < len(members) and members[rank].node != node and (members[rank].node, key) in self._revoked
 
-    def _concerns(self, node: NodeId, sender: NodeId, key: GenerationKey) -> bool:
+    def _concerns(self, node: NodeId, notice: RevokeReceived) -> bool:
         """Whether this closing notice is true and the sender is a member of the generation in use."""
-        state = self._nodes[node]
-        newest = state.newest.get(key.communicator)
+        state, sender, communicator = self._nodes[node], notice.sender, notice.key.communicator
+        newest = state.newest.get(communicator)
         if newest is None or not state.is_in_use(newest) or state.terminated:
             return False
-        return key.communicator in self._nodes[sender].closed and self._memberships[newest].rank_of(sender) is not None
+        named = self._memberships.get(notice.key)
+        is_true = (
+            named is not None and named.rank_of(sender) == notice.rank and communicator in self._nodes[sender].closed
+        )
+        return is_true and self._memberships[newest].rank_of(sender) is not None
 
     def _forget(self, node: NodeId, key: GenerationKey) -> None:
         state = self._nodes[node]

@@ -2,10 +2,12 @@
 
     python benchmarks/scale_recovery.py [--size 64] [--killed 16] [--repetitions 3] [--seed 1]
 
-SIZE ranks form, run BARRIERS barriers in which nobody may be lost, and then sum in a loop. KILLED of them, rank 0 among
-them, get SIGKILL at once. Each time counts from before the first kill until the last survivor: has adopted the
-membership without the killed ranks, has its communicator, has the right result of its first all_reduce. CPU is that of
-all survivors together from the first loss that they see to that result. All processes share CLOCK_MONOTONIC.
+SIZE ranks form, run BARRIERS barriers in which nobody may be lost, are idle for a while, and then sum in a loop. KILLED
+of them, rank 0 among them, get SIGKILL at once. CPU times before that are those of one rank, the median: of forming
+with the start of Python, and of a second without a call, which are the heartbeats and their checks. Each time after it
+counts from before the first kill until the last survivor: has adopted the membership without the killed ranks, has its
+communicator, has the right result of its first all_reduce. CPU is that of all survivors together from the first loss
+that they see to that result. All processes share CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ import nexar
 
 BARRIERS = 100
 TIMEOUT = 300.0
-COLUMNS = ("formed", "barriers", "seen by the first", "agreed", "made", "right", "changes", "CPU")
+COLUMNS = (
+    "formed", "CPU to form, ms", "barriers", "idle CPU/s, ms", "seen by the first", "agreed", "made", "right",
+    "changes", "CPU",
+)  # fmt: skip
+IDLE = 10.0
+"""Seconds in which a rank calls nothing."""
 
 
 def main() -> None:
@@ -87,7 +94,9 @@ def figures(
     formed = max(each["formed"] for each in ready)
     return {
         "formed": formed - began,
-        "barriers": max(each["sums"] for each in ready) - formed,
+        "CPU to form, ms": 1e3 * statistics.median(each["cpu_formed"] for each in ready),
+        "barriers": max(each["barriers"] for each in ready) - formed,
+        "idle CPU/s, ms": 1e3 * statistics.median(each["cpu_idle"] for each in ready) / IDLE,
         "seen by the first": min(each.get("seen", each["agreed"]) for each in survivors) - kill_at,
         "agreed": max(each["agreed"] for each in survivors) - kill_at,
         "made": max(each["made"] for each in survivors) - kill_at,
@@ -132,9 +141,14 @@ def rank(survivors: int) -> None:
     def write(**what: float) -> None:
         os.write(facts, f"{json.dumps(what)}\n".encode())
 
-    write(formed=time.monotonic(), pid=os.getpid())
+    write(formed=time.monotonic(), pid=os.getpid(), cpu_formed=time.process_time())
     for _ in range(BARRIERS):
         comm.barrier(timeout=TIMEOUT)
+    write(barriers=time.monotonic())
+    time.sleep(1.0)  # other ranks end their barriers
+    before = time.process_time()
+    time.sleep(IDLE)
+    write(cpu_idle=time.process_time() - before)
     if comm.epoch != 1:
         raise SystemExit(f"a rank was lost: {comm}")
     clock = Recovery(comm, survivors, write)

@@ -1,6 +1,7 @@
 """A process forks while its links are busy: the child may not use them, the parent does not notice."""
 
 import atexit
+import faulthandler
 import os
 import signal
 import sys
@@ -51,6 +52,7 @@ def _fork(node: TalkingNode, link: Link) -> int:
 def _be_the_child(node: TalkingNode, link: Link) -> None:
     code = 99
     try:
+        faulthandler.register(signal.SIGALRM, chain=True)  # shows where it hangs
         signal.alarm(5)  # a child that hangs ends by a signal
         code = _count_what_does_not_refuse(node, link)
         link.abort("a child's")

@@ -127,7 +127,9 @@ class LinkedNode:
         self.progress.wait(operations, time.monotonic() + timeout)
 
     def close(self) -> None:
-        """Closes links first, then transports."""
+        """Closes links first, then transports. In a forked child, as a node, nothing: any lock may be held there."""
+        if self.progress.is_abandoned:
+            return
         self._closed = True
         close_all(self.progress, list(self._links.values()), close_timeout=2.0, longest=30.0)
         self.progress.close()

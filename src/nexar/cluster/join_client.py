@@ -105,10 +105,6 @@ class JoinConnection:
     def address(self) -> str:
         return self._carrier.peer.address
 
-    @property
-    def scheme(self) -> str:
-        return self._carrier.scheme
-
     def send(self, message: JoinMessage) -> None:
         """Raises SeedConnectionLost."""
         self._send(encode_join(message))

@@ -133,10 +133,6 @@ class Generation:
         return self.group.nodes
 
     @property
-    def me(self) -> NodeId:
-        return self.membership.members[self.group.rank].node
-
-    @property
     def is_stalled(self) -> bool:
         return isinstance(self.outcome.error, (NoQuorum, RecoveryTimeout))
 

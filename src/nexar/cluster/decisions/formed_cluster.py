@@ -243,14 +243,6 @@ class FormedCluster:
     def membership(self) -> Membership:
         return self._register.membership
 
-    @property
-    def joined(self) -> int:
-        return len(self._members)
-
-    def rank_of(self, joiner: JoinConnectionState) -> Rank | None:
-        is_member = joiner.node is not None and self._members.get(joiner.node) is joiner
-        return self.membership.rank_of(joiner.node) if is_member and joiner.node is not None else None
-
     # ------------------------------------------------------------ coming
 
     def join_requested(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:

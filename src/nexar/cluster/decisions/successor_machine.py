@@ -175,11 +175,6 @@ class SuccessorMachine:
         each = self._open.get(key)
         return each is not None and closer_in(self.world, each) is not None
 
-    def is_building(self, key: GenerationKey) -> bool:
-        """Its successor is being built."""
-        each = self._open.get(key)
-        return each is not None and each.build is not None
-
     def builds(self) -> list[BuildId]:
         """Unfinished builds, first generations included."""
         return list(self._builds)

@@ -211,10 +211,6 @@ class Generations:
     def open_generations(self) -> list[SimulatedGeneration]:
         return list(self._open.values())
 
-    @property
-    def builds(self) -> int:
-        return len(self._builds)
-
     def adopted(self, change: Change) -> None:
         self._quiet = change.quiet
 

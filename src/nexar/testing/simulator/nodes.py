@@ -348,6 +348,7 @@ class SimulatedMember(SimulatedNode):
         return frozenset() if self.membership_machine is None else frozenset(self.membership_machine.suspects())
 
     def is_concerned(self, key: GenerationKey) -> bool:
+        """A decided change gives it a successor that is not given up."""
         return self.node_machine is not None and self.node_machine.successor_machine.is_concerned(key)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from nexar.cluster.decisions.membership_events import Loss, LossKind
-from nexar.cluster.decisions.successor_events import GenerationKey, RevokeReceived
+from nexar.cluster.decisions.successor_events import GenerationKey, RevokeReceived, Superseded
 from nexar.cluster.membership import WORLD
 from nexar.testing.simulator.application import Application
 from nexar.testing.simulator.cluster import SimulatedCluster
@@ -212,15 +212,17 @@ def _keys(member: SimulatedMember) -> list[GenerationKey]:
 
 
 def _forged(random: Random, generation: SimulatedGeneration, nodes: Iterable[NodeId]) -> RevokeReceived:
-    size, key = generation.size, generation.key
+    """A false notice. A closing notice about an older generation is none: a node need not know the ranks there any
+    longer, so whatever rank the notice names, it says that the sender closed the communicator.
+    """
+    size, key, is_newest = generation.size, generation.key, not isinstance(generation.outcome, Superseded)
     strangers = [node for node in nodes if generation.membership.rank_of(node) is None] or [10**9]
     kind = random.randrange(3)
     if kind == 0:
-        return RevokeReceived(
-            random.choice(strangers), key, random.randrange(size), "forged", closed=random.random() < 0.5
-        )
+        sender, rank = random.choice(strangers), random.randrange(size)
+        return RevokeReceived(sender, key, rank, "forged", closed=random.random() < 0.5 and is_newest)
     sender = generation.node(generation.rank + 1)
-    if kind == 1:
+    if kind == 1 or not is_newest:
         return RevokeReceived(sender, key, generation.rank, "forged", closed=False)
     wrong = (generation.rank + 2) % size if size > 2 else generation.rank
     return RevokeReceived(sender, key, wrong, "forged", closed=True)

@@ -140,13 +140,16 @@ class Suspicions(Mapping[NodeId, Suspicion]):
             self._categorize(node, now, urgent=True)
 
     def carried(self, me: NodeId, membership: Membership, now: float) -> Suspicions:
-        """Those that apply to the next membership, as new ones."""
+        """Those that apply to the next membership, as new ones. Earlier disputes still count: two members that only
+        cannot reach each other may cause one change after another, each before a second dispute.
+        """
         seed = membership.seed.node if membership.seed else None
         kept = Suspicions(me, membership)
         for node, each in self._all.items():
             if node == seed or membership.rank_of(node) is not None:
                 kept.add(node, each.loss, now, willing=each.willing and node in self._willing)
                 kept._all[node].willing = each.willing
+                kept._all[node].disputes = each.disputes
         return kept
 
     def _categorize(self, node: NodeId, now: float, *, urgent: bool) -> bool:

@@ -299,7 +299,7 @@ def test_those_to_remove_are_in_order_of_rank() -> None:
     assert suspicions.removable() == [1, 2, 4]
 
 
-def test_only_who_is_still_there_is_carried_on_and_counts_as_new() -> None:
+def test_only_members_that_remain_are_carried_on_as_new_suspicions_with_their_disputes() -> None:
     suspicions = of_rank_2()
     suspicions.add(1, silent(), 1.0)
     suspicions.add(4, silent(), 1.0)
@@ -308,7 +308,7 @@ def test_only_who_is_still_there_is_carried_on_and_counts_as_new() -> None:
     kept = suspicions.carried(3, a_membership(3, epoch=2), 7.0)
     assert dict(kept).keys() == {1, 2}
     assert (kept.urgent, kept.urgent_since, kept.willing_since, kept.newest) == ((1,), 7.0, 7.0, 7.0)
-    assert (kept[1].disputes, kept[2].willing) == (0, True)
+    assert (kept[1].disputes, kept[2].willing) == (1, True)
 
 
 def test_suspicions_are_sent_again_soon_also_by_a_node_that_runs_slowly() -> None:

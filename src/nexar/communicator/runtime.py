@@ -26,6 +26,7 @@ from nexar.cluster.control_channel import (
     NeighbourDoubted,
     RemovalReported,
     RouteLost,
+    send_or_log,
 )
 from nexar.cluster.decisions.failure_detector import PeerLiveness, watched, watchers
 from nexar.cluster.decisions.membership_events import (
@@ -440,7 +441,7 @@ class NodeRuntime:
         reason = LEFT if error is None else f"{type(error).__name__}: {error_text(error)}"[:1000]
         goodbye = Goodbye(reason=reason, traceback=text)
         for link in self.mesh.links().values():
-            _send_or_log(link, goodbye)
+            send_or_log(link, goodbye)
 
     def close(self) -> None:
         """Close all communicators and monitoring, after relayed messages, which may need new connections. Idempotent.
@@ -462,14 +463,6 @@ class NodeRuntime:
         if self.mesh.liveness_connections is not None:
             self.mesh.liveness_connections.close()
         self.successors.close()
-
-
-def _send_or_log(link: Link, message: Message) -> None:
-    """A peer that misses the message detects the end of the link."""
-    try:
-        link.send_control(message)
-    except NexarError as gone:
-        _log.debug("could not send to node %x: %s", link.peer, gone)
 
 
 def _machine(node: Node, membership: Membership) -> NodeMachine:

@@ -98,7 +98,7 @@ def test_who_raised_says_so_with_its_traceback_and_of_a_long_one_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[Goodbye] = []
-    monkeypatch.setattr(runtime_scene, "_send_or_log", lambda _, message: said.append(message))
+    monkeypatch.setattr(runtime_scene, "send_or_log", lambda _, message: said.append(message))
     (left, *_) = world(2)
     try:
         raise ValueError("x" * 2 * MAX_CAUSE_CHARACTERS + " the end")

@@ -9,7 +9,6 @@ NodeRuntime connects these parts and dispatches the actions.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import traceback as tracebacks
 from collections.abc import Callable, Sequence
@@ -43,7 +42,6 @@ from nexar.cluster.decisions.membership_events import (
     StartProbe,
 )
 from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
-from nexar.cluster.decisions.resize import ResizeRequest
 from nexar.cluster.decisions.successor_events import (
     AdoptMembership,
     Investigate,
@@ -61,6 +59,7 @@ from nexar.cluster.mesh import EAGER_WORLD, Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import PingTable
 from nexar.cluster.seed_session import SeedLink
+from nexar.communicator.checkpoint_requests import CheckpointRequests
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation
 from nexar.communicator.generation_builder import GenerationBuilder
@@ -73,58 +72,6 @@ from nexar.types import NodeId, format_seconds
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Beat, CurrentCall, Goodbye, Message, Ping, Pong, Revoke, Suspect
 from nexar.wire.status import StatusReport
 from nexar.wire.text import foreign_line, foreign_lines
-
-
-class CheckpointRequests:
-    """This node's requests for the next checkpoint. Any thread."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()  # over everything below
-        self._waiting: tuple[Member, ...] = ()
-        self._leaving = False
-        self._departure_reported = False
-        self._removals: dict[NodeId, str] = {}
-
-    def set_waiting(self, members: tuple[Member, ...]) -> None:
-        with self._changed:
-            self._waiting = members
-            self._changed.notify_all()
-
-    def leave(self) -> None:
-        with self._changed:
-            self._leaving = True
-
-    def report_departure(self) -> bool:
-        """True for the first checkpoint of a node that has left: it returns that, and later ones raise Expelled."""
-        with self._changed:
-            is_first, self._departure_reported = not self._departure_reported, True
-            return is_first
-
-    def remove(self, node: NodeId, reason: str) -> None:
-        with self._changed:
-            self._removals[node] = reason[:1000]
-
-    def settle(self, gone: frozenset[NodeId]) -> None:
-        with self._changed:
-            for node in gone:
-                self._removals.pop(node, None)
-
-    def wait(self, count: int, timeout: float, is_over: Callable[[], bool]) -> bool:
-        """Block until `count` joiners wait. False: timeout, or `is_over`; call `recheck` after `is_over` changes."""
-        with self._changed:
-            seconds = min(timeout, threading.TIMEOUT_MAX)
-            self._changed.wait_for(lambda: len(self._waiting) >= count or is_over(), seconds)
-            return len(self._waiting) >= count
-
-    def recheck(self) -> None:
-        """Make waiters check `is_over`. Never blocks."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def mine(self) -> ResizeRequest:
-        with self._changed:
-            return ResizeRequest(self._waiting, self._leaving, dict(self._removals))
-
 
 _log = logging.getLogger(__name__)
 

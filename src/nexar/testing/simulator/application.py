@@ -229,7 +229,7 @@ class ApplicationPlan:
                 yield part_id(key, _GROUP, occasion, ranks), ranks
         if number <= 3 and random.random() < self.splits:
             colors = random.choice([1, 2, 2, max(1, size // 3)])
-            for color in range(colors):
+            for color in range(min(colors, size)):
                 ranks = tuple(rank for rank in range(size) if rank % colors == color)
                 yield part_id(key, _SPLIT, number, ranks), ranks
 

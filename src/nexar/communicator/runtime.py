@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from nexar.cluster.agreements import Agreements
 from nexar.cluster.control_channel import (
+    ControlChannel,
     LinkLost,
     LivenessConnectionLost,
     MeshEvent,
@@ -99,7 +100,7 @@ class NodeRuntime:
         self.state: Final = state
         self._seed = seed
         self._runner = MachineRunner(
-            _machine(node, membership), node.control_loop, self._perform, own_delay=lambda: node.delay_meter.seconds
+            _machine(node, membership), node.control_loop, self._perform, own_delay=self._own_delay
         )
         self.put: Final = self._runner.put
         pings = PingTable()
@@ -111,7 +112,7 @@ class NodeRuntime:
             report_event=self._report,
             notify_users=self._notify_users,
             liveness_of=self._liveness_of,
-            own_delay=lambda: node.delay_meter.seconds,
+            own_delay=self._own_delay,
         )
         self.membership_service: Final = MembershipService(
             node,
@@ -120,10 +121,10 @@ class NodeRuntime:
             self._runner,
             probe=self._failure_monitor.probe,
             send_to_seed=seed.send,
-            own_delay=lambda: node.delay_meter.seconds,
+            own_delay=self._own_delay,
         )
         self.successors: Final = Successors(
-            GenerationBuilder(node, mesh, node.config),
+            GenerationBuilder(node, mesh),
             self._runner,
             wrap=partial(wrap, self),
             opened=self._opened,
@@ -138,14 +139,18 @@ class NodeRuntime:
         self.revocations: Final = Revocations(self.successors, self._runner, self._send_to)
         self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
         self.heartbeat: Final = self._start_heartbeat() if node.has_remote_peers else None
-        mesh.control.connect_events(self._dispatch)
-        mesh.control.connect(self._failure_monitor.goodbye_received, Goodbye)
-        mesh.control.connect(pings.arrived, Ping, Pong)
-        mesh.control.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
-        mesh.control.connect(self.revocations.received, Revoke)
-        if self.heartbeat is not None:
-            mesh.control.connect(self._heartbeat_received, Beat)
+        self._connect_handlers(mesh.control, pings)
         self._watch(membership)
+
+    def _connect_handlers(self, control: ControlChannel, pings: PingTable) -> None:
+        """Call it when all parts exist: the mesh uses the handlers at once."""
+        control.connect_events(self._dispatch)
+        control.connect(self._failure_monitor.goodbye_received, Goodbye)
+        control.connect(pings.arrived, Ping, Pong)
+        control.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
+        control.connect(self.revocations.received, Revoke)
+        if self.heartbeat is not None:
+            control.connect(self._heartbeat_received, Beat)
 
     def _start_heartbeat(self) -> Heartbeat:
         """Only for peers in other processes: threads of one process do not end silently."""
@@ -286,8 +291,11 @@ class NodeRuntime:
         if not answered:
             self._lose_seed(Loss(LossKind.NO_ANSWER, f"it does not answer within {format_seconds(timeout)}"))
 
+    def _own_delay(self) -> float:
+        return self.node.delay_meter.seconds
+
     def _silence_limit(self) -> float:
-        return self.node.config.heartbeat_timeout + self.node.delay_meter.seconds
+        return self.node.config.heartbeat_timeout + self._own_delay()
 
     def _liveness_of(self, node: NodeId) -> PeerLiveness | None:
         return None if self.heartbeat is None else self.heartbeat.known(node)
@@ -400,6 +408,8 @@ class NodeRuntime:
             self._end()
 
     def _end(self) -> None:
+        # Nothing that follows is a loss to report, and no vote is given about it. The parts that use links and liveness
+        # connections end before the mesh.
         self._failure_monitor.close()
         self._seed_check.close()
         self._runner.stop()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nexar.cluster.agreements import Agreements
 from nexar.cluster.control_channel import (
@@ -74,6 +74,9 @@ from nexar.wire.control import MAX_CAUSE_CHARACTERS, Beat, CurrentCall, Goodbye,
 from nexar.wire.status import StatusReport
 from nexar.wire.text import foreign_line, foreign_lines
 
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator  # which imports this module
+
 _log = logging.getLogger(__name__)
 
 _SEED_CHECK_DELAY: Final = 0.1  # seconds without a decision after a loss; the seed is asked for its vote then too
@@ -89,7 +92,7 @@ class NodeRuntime:
         membership: Membership,
         *,
         seed: SeedLink,
-        wrap: Callable[[NodeRuntime, Generation], Any],
+        wrap: Callable[[NodeRuntime, Generation], Communicator],
         state: Any = None,
     ) -> None:
         """Make it before the mesh adopts the membership. `wrap` makes the user's communicator of a generation; it must

@@ -5,7 +5,7 @@ that come while actions are performed are handled after them, one by one.
 
 Like the product's shells, a member performs the actions about its communicators, sends heartbeats, brings nodes that
 are behind up to date, turns suspicions into losses, retries suspects, and asks for admission. The seed stores its vote
-and membership before it sends, and brings members up to date when they send a heartbeat.
+and membership before it sends.
 """
 
 from __future__ import annotations
@@ -283,8 +283,6 @@ _LEFT: Final = Loss(LossKind.LEFT, "it has left")
 MachineFactory: TypeAlias = Callable[[NodeId, Membership, Random], NodeMachine]
 """Creates a node's machine."""
 
-_SEED_HEARTBEAT_RANKS: Final = 3  # lower ranks also send heartbeats to the seed
-
 
 class SimulatedMember(SimulatedNode):
     """A present, future or former member."""
@@ -418,7 +416,7 @@ class SimulatedMember(SimulatedNode):
             self._held.append(self._heartbeat)
             return
         epoch = self.epoch
-        for watcher in (*self._watchers, *self._seed()):
+        for watcher in self._watchers:
             self._world.send_heartbeat(self.node, watcher, epoch)
         self._measure()
         self._check_peers()
@@ -439,18 +437,6 @@ class SimulatedMember(SimulatedNode):
         if delay != self._delayed:
             self._delayed = self._detector.own_delay = delay
             self.handle(OwnDelayChanged(delay))
-
-    def _seed(self) -> list[NodeId]:
-        """The seed, if this member sends it heartbeats."""
-        machine = self.node_machine
-        membership = None if machine is None else machine.membership_machine.membership
-        if (
-            membership is None
-            or membership.seed is None
-            or (membership.rank_of(self.node) or 0) >= _SEED_HEARTBEAT_RANKS
-        ):
-            return []
-        return [membership.seed.node]
 
     def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
         if self.node_machine is None:
@@ -699,10 +685,6 @@ class SimulatedSeed(SimulatedNode):
         self._world.laws.enters(self.node, membership.epoch)
         self._seed_voter = self._voter_factory(membership, vote, self.may_vote)
         self._seed_voter.admitted = self._admitted
-
-    def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
-        for number, value in enumerate(self._seed_voter.changes_since(epoch), start=epoch):
-            self._world.send(self.node, sender, Chosen((0, number, 0), value))
 
     def _after_step(self) -> None:
         """Stores the state before messages leave."""

@@ -382,7 +382,7 @@ RARE_MUTANTS: dict[str, tuple[Running, str, range]] = {
     "a close of another generation is ignored": (
         _patched(SuccessorMachine, "_notice_received", _hears_of_its_own_generation_only),
         "nobody waits for who closed",
-        range(600, 660),
+        range(60, 120),
     ),
 }
 """As above, with the seeds to try: few histories show it."""

@@ -27,6 +27,8 @@ from nexar.wire.frame import Frame
 if TYPE_CHECKING:
     from nexar.cluster.liveness_connections import LivenessConnections
 
+_log = logging.getLogger(__name__)
+
 MAX_INCOMING: Final = 1024
 MAX_INCOMING_PER_NODE: Final = 2 * 2 * MAX_ADDRESSES
 """A dial tries all our addresses on two transports, and on a busy host most attempts connect before the first one wins.
@@ -105,8 +107,6 @@ def _compare(certificate: bytes, pin: bytes, node: NodeId) -> str | None:
     same = hmac.compare_digest(found, pin)
     return None if same else f"node {format_node(node)} has another key than the membership pins"
 
-
-_log = logging.getLogger(__name__)
 
 _DIALED_TOO_OFTEN: Final = "you have dialed too often without becoming a link"
 

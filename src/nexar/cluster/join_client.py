@@ -64,6 +64,8 @@ from nexar.wire.join import (
     encode_join,
 )
 
+_log = logging.getLogger(__name__)
+
 _CONTROL: Final = int(FrameKind.CONTROL)
 _MAX_UNREAD: Final = 512  # unread messages; a reader takes them at once
 _Expected = TypeVar("_Expected")
@@ -215,8 +217,6 @@ class JoinConnection:
         self._received.put(error)
         self._carrier.abort(str(error))
 
-
-_log = logging.getLogger(__name__)
 
 GRACE: Final = 5.0
 """Seconds beyond the formation timeout and a slow seed's extension: by then the seed, whose clock started earlier, has

@@ -243,7 +243,7 @@ class FormedCluster:
     def membership(self) -> Membership:
         return self._register.membership
 
-    # ------------------------------------------------------------ coming
+    # ------------------------------------------------------------ joining and returning
 
     def join_requested(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
         """A returning member or a joiner. Raises Refusal."""
@@ -351,7 +351,7 @@ class FormedCluster:
         old = directory.pop(node, None)
         return [] if old is None else [DropConnection(old.connection, _REPLACED), *self._end(old, "gone", _REPLACED)]
 
-    # ------------------------------------------------------------ going
+    # ------------------------------------------------------------ departures
 
     def withdrawn(
         self, joiner: JoinConnectionState, kind: SeedEventKind, reason: str, now: float
@@ -406,7 +406,7 @@ class FormedCluster:
         by = REPORTED_BY_LAUNCHER if loss.kind is LossKind.LAUNCHER_REPORT else REPORTED_BY_SEED
         return _notify(MemberDied(node, self.membership.epoch, loss.text, by), others)
 
-    # ------------------------------------------------------------ changing
+    # ------------------------------------------------------------ changes of the membership
 
     def message_received(
         self, joiner: JoinConnectionState, event: MemberMessageReceived, now: float

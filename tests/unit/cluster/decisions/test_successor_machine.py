@@ -988,7 +988,7 @@ def test_the_oldest_changes_are_forgotten() -> None:
         scene.change(renewed=(PART + 1,))
     assert len(scene.machine._history._changes) == MAX_CHANGES
     assert only(scene.change(left=killed(2))).membership.epoch == scene.machine.world.epoch
-    assert scene.machine.gone_from(membership(1, 2, 9)) == {2: "node 2 was killed", 9: "it is no member any more"}
+    assert scene.machine.gone_from(membership(1, 2, 9)) == {2: "node 2 was killed", 9: "it is no longer a member"}
     assert scene.machine.membership(part) == membership(1, 2)
 
 

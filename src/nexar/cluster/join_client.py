@@ -297,8 +297,8 @@ class JoinClient:
         self._clock = clock
         self._tell = tell
         self._tell_for_host = tell if tells_for_host else None
-        self._last_failure = "no answer yet"  # of the last attempt
-        self.attempts = 0
+        self._last_failure = "no answer yet"  # of the last attempt; written by the joining and the dialing threads
+        self.attempts = 0  # written by the joining thread
 
     def join(self, request: RankRequest, on_current: OnCurrent | None = None) -> JoinedCluster:
         """Become a member; retries while the seed is away. Raises JoinRefused, SeedUnreachable, FormationTimeout or

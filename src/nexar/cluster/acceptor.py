@@ -16,7 +16,7 @@ from nexar.cluster.decisions.peering import DialDecision, PeerDirectory
 from nexar.cluster.handshake import AnsweringHandshake, SidecarDialer
 from nexar.cluster.membership import pin_of
 from nexar.cluster.node import Node
-from nexar.cluster.peer_table import CLOSED, MAX_MISSED_LINKS, PeerEntry, PeerTable, links_since
+from nexar.cluster.peer_table import CLOSED, LINK_LOST, MAX_MISSED_LINKS, RECONNECTED, PeerEntry, PeerTable, links_since
 from nexar.security.certificates import ForeignCertificate, certificate_fingerprint
 from nexar.transport.base import Carrier
 from nexar.transport.registry import capabilities_of
@@ -26,6 +26,8 @@ from nexar.wire.frame import Frame
 
 if TYPE_CHECKING:
     from nexar.cluster.liveness_connections import LivenessConnections
+
+_log = logging.getLogger(__name__)
 
 MAX_INCOMING: Final = 1024
 MAX_INCOMING_PER_NODE: Final = 2 * 2 * MAX_ADDRESSES
@@ -106,10 +108,7 @@ def _compare(certificate: bytes, pin: bytes, node: NodeId) -> str | None:
     return None if same else f"node {format_node(node)} has another key than the membership pins"
 
 
-_log = logging.getLogger(__name__)
-
 _DIALED_TOO_OFTEN: Final = "you have dialed too often without becoming a link"
-_LOST: Final = "the link between us was lost"
 
 
 class PeerAcceptor:
@@ -129,9 +128,8 @@ class PeerAcceptor:
         self._sidecars = sidecars
         self.on_refused = on_refused
         self._liveness_connections = liveness_connections
-        self._arrivals = (
-            IncomingLimit()
-        )  # not links yet; guarded by the lock of the peer table; they wait here while the membership is unknown
+        # Not links yet; they wait here while the membership is unknown. Guarded by the lock of the peer table.
+        self._arrivals = IncomingLimit()
 
     # -- Acceptor --------------------------------------------------------------------------------------
 
@@ -245,7 +243,7 @@ class PeerAcceptor:
                 pair = self._peers.replace(pair, introduce.number)
             outcome = DialDecision.SUPERSEDED if pair is None else pair.state.introduced(dialer)
         if stale is not None:
-            stale.lose("it reconnected; frames on the old connection may be lost")
+            stale.lose(RECONNECTED)
         if pair is not None:
             self.answer(pair, dialer, outcome)
 
@@ -254,7 +252,7 @@ class PeerAcceptor:
         if outcome is DialDecision.WELCOME:
             self._welcome(dialer)
         elif outcome is DialDecision.SUPERSEDED and pair.link.failure is not None:
-            dialer.decline(_LOST)
+            dialer.decline(LINK_LOST)
         elif outcome is DialDecision.SUPERSEDED:
             dialer.decline("your peer's own dial has won", superseded=True)
 

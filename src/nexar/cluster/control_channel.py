@@ -94,6 +94,14 @@ class ControlChannel:
             self._on_event(event)
 
 
+def send_or_log(link: Link, message: Message) -> None:
+    """Never blocks. The message may be lost: a peer that misses it detects the end of the link."""
+    try:
+        link.send_control(message)
+    except NexarError as error:
+        _log.debug("message to node %x lost: %s", link.peer, error)
+
+
 MAX_QUEUED_MESSAGES: Final = 64  # per member; the newest are kept, and senders that need an answer ask again
 _DIAL_TIMEOUT: Final = 1.0  # seconds
 

@@ -19,7 +19,7 @@ class DelayMeter:
     def __init__(self, longest: float) -> None:
         self._lock = threading.Lock()
         self._delay = OwnDelay(longest)  # guarded by the lock
-        self._seconds = 0.0
+        self._seconds = 0.0  # written under the lock, read without
         with self._lock:  # starting the process counts as the first measurement
             self._delay.threads_used(0.0, 0.0, time.monotonic() - time.process_time() - _waited())
         self.sample()

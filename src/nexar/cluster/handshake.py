@@ -37,6 +37,8 @@ from nexar.wire.control import decode as decode_message
 from nexar.wire.control import encode as encode_message
 from nexar.wire.frame import Frame, FrameKind, Lane, control_header
 
+_log = logging.getLogger(__name__)
+
 _CONTROL: Final = int(FrameKind.CONTROL)
 
 
@@ -197,9 +199,6 @@ def _describe(carrier: Carrier) -> str:
 
 def _type_name(message: Message | Unknown | None) -> str:
     return "nonsense" if message is None or isinstance(message, Unknown) else type(message).__name__
-
-
-_log = logging.getLogger(__name__)
 
 
 IntroductionCheck: TypeAlias = Callable[[NodeId, Introduced], str | None]

@@ -64,6 +64,8 @@ from nexar.wire.join import (
     encode_join,
 )
 
+_log = logging.getLogger(__name__)
+
 _CONTROL: Final = int(FrameKind.CONTROL)
 _MAX_UNREAD: Final = 512  # unread messages; a reader takes them at once
 _Expected = TypeVar("_Expected")
@@ -104,10 +106,6 @@ class JoinConnection:
     @property
     def address(self) -> str:
         return self._carrier.peer.address
-
-    @property
-    def scheme(self) -> str:
-        return self._carrier.scheme
 
     def send(self, message: JoinMessage) -> None:
         """Raises SeedConnectionLost."""
@@ -220,8 +218,6 @@ class JoinConnection:
         self._carrier.abort(str(error))
 
 
-_log = logging.getLogger(__name__)
-
 GRACE: Final = 5.0
 """Seconds beyond the formation timeout and a slow seed's extension: by then the seed, whose clock started earlier, has
 reported the missing ranks.
@@ -301,8 +297,8 @@ class JoinClient:
         self._clock = clock
         self._tell = tell
         self._tell_for_host = tell if tells_for_host else None
-        self._last_failure = "no answer yet"  # of the last attempt
-        self.attempts = 0
+        self._last_failure = "no answer yet"  # of the last attempt; written by the joining and the dialing threads
+        self.attempts = 0  # written by the joining thread
 
     def join(self, request: RankRequest, on_current: OnCurrent | None = None) -> JoinedCluster:
         """Become a member; retries while the seed is away. Raises JoinRefused, SeedUnreachable, FormationTimeout or

@@ -32,6 +32,8 @@ from nexar.types import NodeId, format_node
 from nexar.wire.control import Introduce, Introduced
 from nexar.wire.frame import Frame
 
+_log = logging.getLogger(__name__)
+
 
 class LivenessConnection:
     """The sink of an idle carrier, made inside a call of the previous sink. Unless aborted, the driver calls `over`
@@ -75,8 +77,6 @@ class LivenessConnection:
             self._reported = True
             self._over(self, cause)
 
-
-_log = logging.getLogger(__name__)
 
 _LONGEST_DIAL: Final = 10.0
 _LONGEST_CLOSE: Final = 1.0

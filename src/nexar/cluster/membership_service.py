@@ -5,25 +5,20 @@ MembershipMachine decides. This performs its actions on messages and links; none
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final, get_args
 
-from nexar.cluster.control_channel import BackgroundSender
+from nexar.cluster.control_channel import BackgroundSender, send_or_log
 from nexar.cluster.decisions.membership_events import MembershipMessage
 from nexar.cluster.machine_runner import MachineRunner
 from nexar.cluster.membership import Change, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.task_pool import Priority
-from nexar.errors import NexarError
-from nexar.links.link import Link
 from nexar.types import NodeId
 from nexar.wire.control import Chosen, Message
-
-_log = logging.getLogger(__name__)
 
 _PROBE_INTERVAL: Final = 0.5  # seconds
 MEMBERSHIP_MESSAGES: Final[tuple[type[Message], ...]] = get_args(MembershipMessage)
@@ -84,7 +79,7 @@ class MembershipService:
         elif link.failure is not None:
             self._probe_again(node)
         else:
-            self._send_on_link(link, message)
+            send_or_log(link, message)
 
     def _probe_again(self, node: NodeId) -> None:
         # The network may have recovered. Probes delay one another, so the rate is limited.
@@ -92,12 +87,6 @@ class MembershipService:
         if now - self._last_probes.setdefault(node, now) >= _PROBE_INTERVAL:
             self._last_probes[node] = now
             self._probe(node)
-
-    def _send_on_link(self, link: Link, message: Message) -> None:
-        try:
-            link.send_control(message)
-        except NexarError as error:
-            _log.debug("message to node %x lost: %s", link.peer, error)
 
     def adopt(self, change: Change, after: Membership) -> None:
         """Publish the next membership and close the links of departed members. Only the performing thread."""

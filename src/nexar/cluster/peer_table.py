@@ -66,6 +66,8 @@ class QuietLeavers:
 
 
 CLOSED: Final = "this node is closed"
+LINK_LOST: Final = "the link between us was lost"
+RECONNECTED: Final = "it reconnected; frames on the old connection may be lost"
 MAX_MISSED_LINKS: Final = 256
 """Failed links that the other side may have missed."""
 _NUMBERS: Final = 1 << 32

@@ -16,7 +16,16 @@ from nexar.cluster.control_channel import NeighbourDoubted, RouteLost
 from nexar.cluster.control_loop import ControlLoop
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
-from nexar.cluster.peer_table import CLOSED, MAX_MISSED_LINKS, PeerEntry, PeerTable, links_since, next_number
+from nexar.cluster.peer_table import (
+    CLOSED,
+    LINK_LOST,
+    MAX_MISSED_LINKS,
+    RECONNECTED,
+    PeerEntry,
+    PeerTable,
+    links_since,
+    next_number,
+)
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.links.relay.carrier import RelayedCarrier
@@ -28,7 +37,6 @@ from nexar.types import NodeId, Rank
 from nexar.wire.relay import RelayHeader
 
 _LONGEST_DIAL: Final = 10.0
-_LOST: Final = "the link between us was lost"
 _CHECK_INTERVAL: Final = 1.0
 """Seconds between two probes of a member whose frames are not believed."""
 
@@ -53,7 +61,7 @@ class RelayRoutes:
         self._topology: Final[str] = node.config.topology
         self._closed = False  # written once
         self.shortcuts = 0
-        """Direct connections made for want of a relay route. Guarded by the lock of the peer table."""
+        """Direct connections made because no relay route was left. Guarded by the lock of the peer table."""
         # Neighbours that only others reach. Replaced under the lock of the peer table, read without.
         self._severed: frozenset[NodeId] = frozenset()
         self._last_checks: dict[NodeId, float] = {}  # time of the last probe; guarded by the lock of the peer table
@@ -234,7 +242,7 @@ class RelayRoutes:
             pair = self._peers.of(directory, member)
             since = links_since(header.number, pair.number)
             if since > MAX_MISSED_LINKS or (since == 0 and pair.link.failure is not None):
-                return _LOST
+                return LINK_LOST
             if since == 0 and pair.relay is not None:  # another thread has just made it
                 return pair.relay
             if not self._is_authentic(pair, header):
@@ -248,7 +256,7 @@ class RelayRoutes:
             path = self.route(header.source, frozenset()) or header.route[::-1]
             carrier = self._make(pair, path)
         if stale is not None:
-            stale.lose("it reconnected; frames on the old connection may be lost")
+            stale.lose(RECONNECTED)
         self._adopt_carrier(pair, carrier)
         return carrier
 

@@ -163,32 +163,8 @@ class SeedService:
     def _make_server(
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None
     ) -> SeedServer:
-        now, meter = time.monotonic(), DelayMeter(longest_extension(config.formation_timeout))
-        limits = AdmissionLimits(
-            max_pending=config.join_max_pending,
-            auth_timeout=config.join_auth_timeout,
-            choose=SystemRandom().choice,
-            elastic=config.elastic_enabled,
-            most=config.elastic_max_world_size,
-            clocks=ClockLimits(
-                behind=CLOCK_SKEW.total_seconds(),
-                ahead=min(CLOCK_SKEW.total_seconds(), config.certificate_lifetime),
-            ),
-            own_delay=lambda: meter.seconds,
-        )
-        if membership is not None:
-            vote = None if self._state is None else self._state.load_vote()
-            admission = Admission.resumed(membership, vote, limits=limits)
-            self._status.resumed(membership, now + config.formation_timeout)
-        else:
-            admission = Admission(
-                identity.authority.cluster,
-                self._size,
-                started=now,
-                formation_timeout=config.formation_timeout,
-                seed=PinnedNode(identity.node, identity.fingerprint),
-                limits=limits,
-            )
+        meter = DelayMeter(longest_extension(config.formation_timeout))
+        admission = self._make_admission(config, identity, membership, _admission_limits(config, meter))
         lifetime = timedelta(seconds=min(config.certificate_lifetime, AUTHORITY_LIFETIME.total_seconds()))
         self._board = StatusBoardService(identity.authority.cluster, self._size, lambda: admission.joined)
         if membership is not None:
@@ -209,6 +185,23 @@ class SeedService:
             meter=meter,
             max_lingering=config.join_max_pending,
         )
+
+    def _make_admission(
+        self, config: Config, identity: SeedIdentity, membership: Membership | None, limits: AdmissionLimits
+    ) -> Admission:
+        now = time.monotonic()
+        if membership is None:
+            return Admission(
+                identity.authority.cluster,
+                self._size,
+                started=now,
+                formation_timeout=config.formation_timeout,
+                seed=PinnedNode(identity.node, identity.fingerprint),
+                limits=limits,
+            )
+        vote = None if self._state is None else self._state.load_vote()
+        self._status.resumed(membership, now + config.formation_timeout)
+        return Admission.resumed(membership, vote, limits=limits)
 
     def _keep_membership(self, membership: Membership) -> None:
         if self._state is not None:
@@ -317,6 +310,19 @@ class SeedService:
         from asyncio import to_thread  # noqa: PLC0415 - a coroutine has it loaded; a launcher does not need it
 
         await to_thread(self.close)
+
+
+def _admission_limits(config: Config, meter: DelayMeter) -> AdmissionLimits:
+    skew = CLOCK_SKEW.total_seconds()
+    return AdmissionLimits(
+        max_pending=config.join_max_pending,
+        auth_timeout=config.join_auth_timeout,
+        choose=SystemRandom().choice,
+        elastic=config.elastic_enabled,
+        most=config.elastic_max_world_size,
+        clocks=ClockLimits(behind=skew, ahead=min(skew, config.certificate_lifetime)),
+        own_delay=lambda: meter.seconds,
+    )
 
 
 def _load_or_create(state: SeedState | None, config: Config) -> tuple[SeedIdentity, Membership | None]:

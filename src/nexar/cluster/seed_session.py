@@ -352,6 +352,12 @@ def _reported_loss(message: MemberDied) -> Loss:
 _MAX_HOST: Final = 255
 
 
+def _node_without_links(config: Config) -> Node:
+    """For a launcher or observer. No node dials it, so it leaves the configured port to the members."""
+    network = tuple(scheme for scheme in config.transports if not capabilities_of(scheme).shares_memory)
+    return Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
+
+
 class LauncherSession:
     """Reserves `count` ranks for the children of this process while open. In a formed elastic cluster they join without
     ranks. Close it when the children have ended. It reconnects to a lost seed and sends pending reports.
@@ -380,9 +386,7 @@ class LauncherSession:
         self._formed = threading.Event()  # set by the session thread
         self._session: SeedSession | None = None  # written once, here
         self.first_rank = first_rank  # of the block; None: the children join without ranks
-        # No node dials a launcher, so it leaves the configured port to the members.
-        network = tuple(scheme for scheme in config.transports if not capabilities_of(scheme).shares_memory)
-        self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
+        self._node = _node_without_links(config)
         try:
             self._reserve()
         except BaseException:
@@ -480,9 +484,7 @@ class ObserverSession:
         if hurry and nobody_listens(invitation.addresses, _RETRY_PAUSE):
             timeout = min(timeout, _RETRY_PAUSE)  # for QUIC, which is never refused: a seed may run without TCP
         self._timeout: Final = timeout
-        # No node dials an observer, so it leaves the configured port to the members.
-        network = tuple(scheme for scheme in config.transports if not capabilities_of(scheme).shares_memory)
-        self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
+        self._node = _node_without_links(config)
         try:
             self._connection, _ = JoinClient(self._node, invitation, timeout=timeout).watch()
         except BaseException:

@@ -30,6 +30,8 @@ from nexar.transport.registry import (
 )
 from nexar.transport.sleeper import PollSleeper
 
+_log = logging.getLogger(__name__)
+
 Opened = TypeVar("Opened")
 
 _MAX_TRIES: Final = 100  # a port free for UDP may be taken for TCP, but hardly so often in a row
@@ -117,8 +119,6 @@ def _remedy(error: OSError, request: _PortRequest) -> str:
         return "another process uses it: stop that one, take another port, or 0 for any free one"
     return "choose another address"
 
-
-_log = logging.getLogger(__name__)
 
 _NO_OVERRIDES: Final[Mapping[str, Any]] = MappingProxyType({})
 _KEEP_ALIVE_INTERVAL: Final = 5.0

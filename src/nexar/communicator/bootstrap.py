@@ -174,10 +174,10 @@ def bootstrap(
         mesh.control.connect(receiver.offered, StateOffer)
         request = RankRequest(rank, launcher, size=size or 0, confirms=True)
         timeout, join_timeout = config.formation_timeout, config.join_timeout
-        worker = JoinClient(
+        client = JoinClient(
             node, invitation, timeout=timeout, join_timeout=join_timeout, tell=tell, tells_for_host=tells_for_host
         )
-        joined = worker.join(request, mesh.adopt)
+        joined = client.join(request, mesh.adopt)
         session = _open_seed_session(node, mesh, invitation, request, joined)
         ends = ExitStack()
         wrap = communicator_factory(ends.close)
@@ -193,19 +193,23 @@ def bootstrap(
         # After adopt(): the seed may report joiners at once, and only a mesh with members expects them.
         session.start(_seed_callbacks(runtime, start_barrier), runtime.status_report)
         catch_up(runtime, joined)
-        if start_barrier is None:
-            world = begin_world(runtime, joined.membership, deadline)
-        else:
-            deadline = max(deadline, time.monotonic() + START_TIMEOUT)  # the seed's own deadline
-            awaited = partial(describe_start, joined.membership, node.id, mesh, deadline)
-            with WaitNotice(tell if tells_for_host else None, awaited):
-                world = start_world(runtime.successors, joined.membership, start_barrier, deadline)
+        world = _make_world(runtime, joined.membership, start_barrier, deadline, tell if tells_for_host else None)
         runtime.dial_watchers()
         communicator = Communicator(world, runtime, ends.close)
         close_first = (beside or _ignore_node)(runtime, communicator)
         ends.push(undo.pop_all())
     ends.callback(close_first)
     return communicator
+
+
+def _make_world(
+    runtime: NodeRuntime, membership: Membership, start_barrier: StartBarrier | None, deadline: float, tell: Tell | None
+) -> Generation:
+    if start_barrier is None:
+        return begin_world(runtime, membership, deadline)
+    deadline = max(deadline, time.monotonic() + START_TIMEOUT)  # the seed's own deadline
+    with WaitNotice(tell, partial(describe_start, membership, runtime.node.id, runtime.mesh, deadline)):
+        return start_world(runtime.successors, membership, start_barrier, deadline)
 
 
 def _ignore_node(_: NodeRuntime, __: Communicator) -> Callable[[], None]:

@@ -145,6 +145,7 @@ class ElasticMethods(ABC):
         else:
             return None
         successor, known = self._generation.successor, self._generation.nodes
+        assert successor is not None  # written before the outcome that ended the call
         members = successor.membership.members
         joined = tuple(rank for rank, member in enumerate(members) if member.node not in known)
         return Checkpoint(successor, joined, self._generation.gone)

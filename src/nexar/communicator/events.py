@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, Self, TypeVar
 from weakref import WeakSet
 
 from nexar.errors import UsageError
@@ -19,6 +19,8 @@ from nexar.types import NodeId, Rank
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
+
+    from nexar.communicator.communicator import Communicator  # which imports this module
 
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT: Final = 5.0  # seconds that a callback gets to return when its subscription is closed
@@ -60,7 +62,7 @@ class MembershipEvent:
     """New ranks of the successor."""
     left: Mapping[Rank, str]
     """Old rank to the reason why it left."""
-    communicator: Any
+    communicator: Communicator
     """The successor."""
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from nexar.cluster.control_loop import CancelToken
 from nexar.cluster.membership import Membership
@@ -17,6 +17,9 @@ from nexar.links.operation import Operation
 from nexar.links.progress import Progress
 from nexar.rpc.registry import Registry
 from nexar.types import AwaitedPeer, NodeId, Rank
+
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator  # which imports this module
 
 
 class GenerationOutcome(Operation):
@@ -72,7 +75,7 @@ class Generation:
         self._closed = False  # under `_closing`
         self._when_closed: list[Callable[[], object]] = []  # called once each on close; under `_closing`
         # The newest communicator after it. Written before the outcome.
-        self.successor: Any = None
+        self.successor: Communicator | None = None
         # The outcome carries a successor. Written after the outcome.
         self.is_superseded = False
         # Members that the successor lacks, and why. Written before the outcome.
@@ -133,10 +136,6 @@ class Generation:
         return self.group.nodes
 
     @property
-    def me(self) -> NodeId:
-        return self.membership.members[self.group.rank].node
-
-    @property
     def is_stalled(self) -> bool:
         return isinstance(self.outcome.error, (NoQuorum, RecoveryTimeout))
 
@@ -150,6 +149,8 @@ class Generation:
         self.context.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
         self.cancel_token.cancel()
 
-    def membership_event_to(self, new: Generation, joined: tuple[Rank, ...], communicator: Any) -> MembershipEvent:
+    def membership_event_to(
+        self, new: Generation, joined: tuple[Rank, ...], communicator: Communicator
+    ) -> MembershipEvent:
         sizes, ranks = (self.group.size, new.group.size), (self.group.rank, new.group.rank)
         return MembershipEvent(new.membership.epoch, *sizes, *ranks, joined, self.gone, communicator)

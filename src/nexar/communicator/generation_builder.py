@@ -34,7 +34,6 @@ from nexar.collectives.trace_writer import TraceWriter
 from nexar.communicator.generation import Generation
 from nexar.communicator.shared_memory_setup import SharedMemorySetup, may_share
 from nexar.communicator.status import NodeActivity
-from nexar.config import Config
 from nexar.errors import OperationTimeout, PeerLost, PeerMisbehaved
 from nexar.group import BlockingTask, Group
 from nexar.links.messages import collective_tag
@@ -109,8 +108,8 @@ def _exchange(group: Group, sent: SendNews, deadline: float) -> Run:
 class GenerationBuilder:
     """Builds this node's generations. Any thread."""
 
-    def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
-        self.config = config
+    def __init__(self, node: Node, mesh: Mesh) -> None:
+        self.config: Final = node.config
         self.me: Final = node.id
         self._node = node
         self._mesh = mesh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nexar.cluster.decisions.successor_events import (
     BuildFailure,
@@ -33,6 +33,9 @@ from nexar.errors import (
 )
 from nexar.types import NodeId, Rank
 
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator  # which imports this module
+
 CLOSED: Final = "this node is closed; make a new one with nexar.init()"
 _ABORTED: Final = "the policy is abort, so no rank continues; start the job again"
 
@@ -44,7 +47,9 @@ class LocalRank(NamedTuple):
     membership: Membership
 
 
-def error_of(outcome: Outcome, generation: Generation, config: Config, *, successor: Any = None) -> NexarError:
+def error_of(
+    outcome: Outcome, generation: Generation, config: Config, *, successor: Communicator | None = None
+) -> NexarError:
     """Return the error that calls on this generation raise. `successor`: its next communicator, if superseded."""
     match outcome:
         case Superseded():
@@ -74,7 +79,9 @@ def termination_error(cause: Terminated, place: LocalRank, config: Config) -> Ne
             return UsageError(CLOSED)
 
 
-def _superseded(outcome: Superseded, generation: Generation, config: Config, successor: Any) -> NexarError:
+def _superseded(
+    outcome: Superseded, generation: Generation, config: Config, successor: Communicator | None
+) -> NexarError:
     if config.recovery_policy != "manual":
         return MembershipChanged(
             communicator=successor, lost=dict(outcome.lost), joined=outcome.joined, completed_by_all=outcome.completed

@@ -88,8 +88,7 @@ class RecoveryMethods(ABC):
         seconds = self._recovery_seconds(timeout)
         own_delay = self._runtime.node.delay_meter.seconds if timeout is None else 0.0  # the agreement's own extension
         deadline = deadline_after(seconds + own_delay)
-        made: Communicator = self._runtime.successor_requests.request_successor(self._generation, deadline, seconds)
-        return made
+        return self._runtime.successor_requests.request_successor(self._generation, deadline, seconds)
 
     def revoke(self, reason: str = "") -> None:
         """End this communicator on all ranks: pending and later calls raise Revoked. Continue with `shrink()`."""

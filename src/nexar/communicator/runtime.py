@@ -9,23 +9,24 @@ NodeRuntime connects these parts and dispatches the actions.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import traceback as tracebacks
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nexar.cluster.agreements import Agreements
 from nexar.cluster.control_channel import (
+    ControlChannel,
     LinkLost,
     LivenessConnectionLost,
     MeshEvent,
     NeighbourDoubted,
     RemovalReported,
     RouteLost,
+    send_or_log,
 )
 from nexar.cluster.decisions.failure_detector import PeerLiveness, watched, watchers
 from nexar.cluster.decisions.membership_events import (
@@ -42,7 +43,6 @@ from nexar.cluster.decisions.membership_events import (
     StartProbe,
 )
 from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
-from nexar.cluster.decisions.resize import ResizeRequest
 from nexar.cluster.decisions.successor_events import (
     AdoptMembership,
     Investigate,
@@ -60,6 +60,7 @@ from nexar.cluster.mesh import EAGER_WORLD, Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import PingTable
 from nexar.cluster.seed_session import SeedLink
+from nexar.communicator.checkpoint_requests import CheckpointRequests
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation
 from nexar.communicator.generation_builder import GenerationBuilder
@@ -73,57 +74,8 @@ from nexar.wire.control import MAX_CAUSE_CHARACTERS, Beat, CurrentCall, Goodbye,
 from nexar.wire.status import StatusReport
 from nexar.wire.text import foreign_line, foreign_lines
 
-
-class CheckpointRequests:
-    """This node's requests for the next checkpoint. Any thread."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()  # over everything below
-        self._waiting: tuple[Member, ...] = ()
-        self._leaving = False
-        self._departure_reported = False
-        self._removals: dict[NodeId, str] = {}
-
-    def set_waiting(self, members: tuple[Member, ...]) -> None:
-        with self._changed:
-            self._waiting = members
-            self._changed.notify_all()
-
-    def leave(self) -> None:
-        with self._changed:
-            self._leaving = True
-
-    def report_departure(self) -> bool:
-        """True for the first checkpoint of a node that has left: it returns that, and later ones raise Expelled."""
-        with self._changed:
-            is_first, self._departure_reported = not self._departure_reported, True
-            return is_first
-
-    def remove(self, node: NodeId, reason: str) -> None:
-        with self._changed:
-            self._removals[node] = reason[:1000]
-
-    def settle(self, gone: frozenset[NodeId]) -> None:
-        with self._changed:
-            for node in gone:
-                self._removals.pop(node, None)
-
-    def wait(self, count: int, timeout: float, is_over: Callable[[], bool]) -> bool:
-        """Block until `count` joiners wait. False: timeout, or `is_over`; call `recheck` after `is_over` changes."""
-        with self._changed:
-            seconds = min(timeout, threading.TIMEOUT_MAX)
-            self._changed.wait_for(lambda: len(self._waiting) >= count or is_over(), seconds)
-            return len(self._waiting) >= count
-
-    def recheck(self) -> None:
-        """Make waiters check `is_over`. Never blocks."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def mine(self) -> ResizeRequest:
-        with self._changed:
-            return ResizeRequest(self._waiting, self._leaving, dict(self._removals))
-
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator  # which imports this module
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +92,7 @@ class NodeRuntime:
         membership: Membership,
         *,
         seed: SeedLink,
-        wrap: Callable[[NodeRuntime, Generation], Any],
+        wrap: Callable[[NodeRuntime, Generation], Communicator],
         state: Any = None,
     ) -> None:
         """Make it before the mesh adopts the membership. `wrap` makes the user's communicator of a generation; it must
@@ -151,7 +103,7 @@ class NodeRuntime:
         self.state: Final = state
         self._seed = seed
         self._runner = MachineRunner(
-            _machine(node, membership), node.control_loop, self._perform, own_delay=lambda: node.delay_meter.seconds
+            _machine(node, membership), node.control_loop, self._perform, own_delay=self._own_delay
         )
         self.put: Final = self._runner.put
         pings = PingTable()
@@ -163,7 +115,7 @@ class NodeRuntime:
             report_event=self._report,
             notify_users=self._notify_users,
             liveness_of=self._liveness_of,
-            own_delay=lambda: node.delay_meter.seconds,
+            own_delay=self._own_delay,
         )
         self.membership_service: Final = MembershipService(
             node,
@@ -172,10 +124,10 @@ class NodeRuntime:
             self._runner,
             probe=self._failure_monitor.probe,
             send_to_seed=seed.send,
-            own_delay=lambda: node.delay_meter.seconds,
+            own_delay=self._own_delay,
         )
         self.successors: Final = Successors(
-            GenerationBuilder(node, mesh, node.config),
+            GenerationBuilder(node, mesh),
             self._runner,
             wrap=partial(wrap, self),
             opened=self._opened,
@@ -190,14 +142,18 @@ class NodeRuntime:
         self.revocations: Final = Revocations(self.successors, self._runner, self._send_to)
         self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
         self.heartbeat: Final = self._start_heartbeat() if node.has_remote_peers else None
-        mesh.control.connect_events(self._dispatch)
-        mesh.control.connect(self._failure_monitor.goodbye_received, Goodbye)
-        mesh.control.connect(pings.arrived, Ping, Pong)
-        mesh.control.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
-        mesh.control.connect(self.revocations.received, Revoke)
-        if self.heartbeat is not None:
-            mesh.control.connect(self._heartbeat_received, Beat)
+        self._connect_handlers(mesh.control, pings)
         self._watch(membership)
+
+    def _connect_handlers(self, control: ControlChannel, pings: PingTable) -> None:
+        """Call it when all parts exist: the mesh uses the handlers at once."""
+        control.connect_events(self._dispatch)
+        control.connect(self._failure_monitor.goodbye_received, Goodbye)
+        control.connect(pings.arrived, Ping, Pong)
+        control.connect(self._membership_message, *MEMBERSHIP_MESSAGES)
+        control.connect(self.revocations.received, Revoke)
+        if self.heartbeat is not None:
+            control.connect(self._heartbeat_received, Beat)
 
     def _start_heartbeat(self) -> Heartbeat:
         """Only for peers in other processes: threads of one process do not end silently."""
@@ -338,8 +294,11 @@ class NodeRuntime:
         if not answered:
             self._lose_seed(Loss(LossKind.NO_ANSWER, f"it does not answer within {format_seconds(timeout)}"))
 
+    def _own_delay(self) -> float:
+        return self.node.delay_meter.seconds
+
     def _silence_limit(self) -> float:
-        return self.node.config.heartbeat_timeout + self.node.delay_meter.seconds
+        return self.node.config.heartbeat_timeout + self._own_delay()
 
     def _liveness_of(self, node: NodeId) -> PeerLiveness | None:
         return None if self.heartbeat is None else self.heartbeat.known(node)
@@ -440,7 +399,7 @@ class NodeRuntime:
         reason = LEFT if error is None else f"{type(error).__name__}: {error_text(error)}"[:1000]
         goodbye = Goodbye(reason=reason, traceback=text)
         for link in self.mesh.links().values():
-            _send_or_log(link, goodbye)
+            send_or_log(link, goodbye)
 
     def close(self) -> None:
         """Close all communicators and monitoring, after relayed messages, which may need new connections. Idempotent.
@@ -452,6 +411,8 @@ class NodeRuntime:
             self._end()
 
     def _end(self) -> None:
+        # Nothing that follows is a loss to report, and no vote is given about it. The parts that use links and liveness
+        # connections end before the mesh.
         self._failure_monitor.close()
         self._seed_check.close()
         self._runner.stop()
@@ -462,14 +423,6 @@ class NodeRuntime:
         if self.mesh.liveness_connections is not None:
             self.mesh.liveness_connections.close()
         self.successors.close()
-
-
-def _send_or_log(link: Link, message: Message) -> None:
-    """A peer that misses the message detects the end of the link."""
-    try:
-        link.send_control(message)
-    except NexarError as gone:
-        _log.debug("could not send to node %x: %s", link.peer, gone)
 
 
 def _machine(node: Node, membership: Membership) -> NodeMachine:

@@ -29,6 +29,8 @@ from nexar.types import AwaitedPeer, NodeId, Rank
 from nexar.wire.frame import Space
 from nexar.wire.text import foreign_line
 
+_log = logging.getLogger(__name__)
+
 
 class RegionMembers:
     """RegionPeers of one host."""
@@ -70,8 +72,6 @@ class RegionMembers:
 
 def _ignore() -> None: ...
 
-
-_log = logging.getLogger(__name__)
 
 # Ranks per host, and hosts. All pairs of a host and the first ranks of all hosts must be linked before the first
 # collective, which costs more than it gives in larger worlds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from nexar.cluster.decisions.membership_events import ChangeRequested, RecoverNow
 from nexar.cluster.decisions.successor_events import GenerationKey, RevokeReceived, RevokeRequested, SendNotice
@@ -17,6 +17,9 @@ from nexar.errors import RecoveryTimeout
 from nexar.links.link import Link
 from nexar.types import NodeId, Rank
 from nexar.wire.control import Message, Revoke
+
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator  # which imports this package's modules
 
 _REQUEST_INTERVAL: Final = 1.0  # seconds
 _RECHECK_INTERVAL: Final = 0.01  # seconds: an investigation takes milliseconds
@@ -37,7 +40,7 @@ class SuccessorRequests:
         self._membership_service = membership_service
         self._failure_monitor = failure_monitor
 
-    def request_successor(self, generation: Generation, deadline: float, timeout: float) -> Any:
+    def request_successor(self, generation: Generation, deadline: float, timeout: float) -> Communicator:
         """Block until the successor exists, and return it. Raises what `wait_for_successor` raises, Revoked if a member
         closed the generation, NoQuorum or RecoveryTimeout at the deadline.
         """

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary, finalize
 
 from nexar.cluster.decisions.completion import CompletedCalls, completed_by_all
@@ -66,6 +66,9 @@ from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, Rev
 from nexar.group import Group
 from nexar.types import NodeId, Rank
 
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator  # which imports this module
+
 _log = logging.getLogger(__name__)
 
 _ABORT_TIMEOUT: Final = 5.0  # seconds; aborted builds end at once, unless a fault has ended the driving of this node
@@ -91,7 +94,7 @@ class _HandOver:
 
     old: Generation
     new: Generation
-    communicator: Any = None  # the user's, made when the first outcome is set
+    communicator: Communicator | None = None  # the user's, made when the first outcome is set
 
 
 class Successors:
@@ -102,7 +105,7 @@ class Successors:
         builder: GenerationBuilder,
         runner: MachineRunner,
         *,
-        wrap: Callable[[Generation], Any],
+        wrap: Callable[[Generation], Communicator],
         opened: Callable[[Generation], None],
         report_unreachable: Callable[[NodeId, str], None],
     ) -> None:
@@ -238,7 +241,7 @@ class Successors:
         with self._changed:
             return list(self._generations.values())
 
-    def wait_for_successor(self, generation: Generation, deadline: float) -> Any:
+    def wait_for_successor(self, generation: Generation, deadline: float) -> Communicator | None:
         """Block. Return None after a timeout, or if a member closed the generation. Raises the error that ended all
         communicators, and UsageError if this node closed this one.
         """
@@ -430,21 +433,22 @@ class Successors:
         assert hand_over is not None
         if hand_over.communicator is None:
             hand_over.communicator = self.wrap(hand_over.new)
-        self._supersede(generation, outcome, hand_over)
+        self._supersede(generation, outcome, hand_over, hand_over.communicator)
         if generation is hand_over.old:
             with self._changed:
                 self._hand_over = None  # the machine sets the outcomes of its ancestors first
 
-    def _supersede(self, generation: Generation, outcome: Superseded, hand_over: _HandOver) -> None:
-        new, communicator = hand_over.new, hand_over.communicator
+    def _supersede(
+        self, generation: Generation, outcome: Superseded, hand_over: _HandOver, communicator: Communicator
+    ) -> None:
         generation.gone, generation.agreed = dict(outcome.lost), outcome.agreed
         generation.successor = communicator
         generation.outcome.resolve(error_of(outcome, generation, self._config, successor=communicator))
         if generation is not hand_over.old:
             return  # an ancestor: it had a successor already
-        generation.memberships.publish(generation.membership_event_to(new, outcome.joined, communicator))
+        generation.memberships.publish(generation.membership_event_to(hand_over.new, outcome.joined, communicator))
         generation.is_superseded = True
-        generation.close_in_background(new)
+        generation.close_in_background(hand_over.new)
 
     # -- closing ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What tests of one room share: worlds and successors that end with the test.
+"""Fixtures: worlds and successors that end with the test.
 
 Successors are closed twice, since closing is idempotent.
 """

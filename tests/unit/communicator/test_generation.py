@@ -1,15 +1,13 @@
-"""One generation of one communicator: who comes next, and what those who are gone left behind.
+"""One generation of a communicator: its end, its outcome, and what its successor inherits."""
 
-What becomes of a communicator: open until it is sealed, and everybody is notified after.
-
-Members of a new generation: nobody goes on before all have come, and all know how far all had come.
-"""
-
+import gc
 import threading
+import weakref
 from typing import Any, cast
 
 import pytest
 
+import nexar
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation, GenerationOutcome
 from nexar.errors import MembershipChanged, NexarError, NoQuorum, Revoked
@@ -150,3 +148,18 @@ def test_who_waits_for_it_is_notified() -> None:
     assert reported.is_set()
     with pytest.raises(NoQuorum):
         awaited.result()
+
+
+def test_the_first_communicator_leads_to_the_newest_and_holds_none_between() -> None:
+    with nexar.local(1) as (first,):
+        second = first.shrink()
+        third = second.shrink()
+        with pytest.raises(nexar.MembershipChanged) as raised:
+            first.barrier()
+        assert raised.value.communicator is third
+        assert first.shrink() is third
+        between = weakref.ref(second)
+        del second, raised
+        gc.collect()
+        assert between() is None
+        assert third.all_reduce(2.0) == 2.0

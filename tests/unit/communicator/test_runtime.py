@@ -1,11 +1,6 @@
-"""What a member brings to the next checkpoint.
+"""A node as a member: what it reports to the others, what it learns of them, and what its communicators do then."""
 
-A node as a member: what it reports to the others, what it learns of them, and what its communicators make of it.
-"""
-
-import math
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,13 +8,12 @@ import pytest
 
 from nexar.cluster.control_loop import CancelToken
 from nexar.cluster.decisions.membership_events import Loss, LossKind, PeerLossFound, SelfExpelled
-from nexar.cluster.decisions.resize import ResizeRequest
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.membership import Membership
 from nexar.communicator import runtime as runtime_scene
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
-from nexar.communicator.runtime import CheckpointRequests, NodeRuntime
+from nexar.communicator.runtime import NodeRuntime
 from nexar.config import Config
 from nexar.errors import Expelled, JoinRefused, MembershipChanged, NoQuorum, PeerLost
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, Goodbye
@@ -28,69 +22,6 @@ from tests.unit.cluster.decisions.voters import a_member
 from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.communicator.worlds import World, raised, waiting
 
-TWO = (a_member(8), a_member(9))
-
-
-def never() -> bool:
-    return False
-
-
-def test_it_has_none_at_first() -> None:
-    assert CheckpointRequests().mine() == ResizeRequest()
-
-
-def test_all_that_was_wished_is_brought() -> None:
-    requests = CheckpointRequests()
-    requests.set_waiting(TWO)
-    requests.leave()
-    requests.remove(3, "x" * 5000)
-    assert requests.mine() == ResizeRequest(TWO, leaving=True, removals={3: "x" * 1000})
-
-
-def test_who_waits_is_who_waited_last() -> None:
-    requests = CheckpointRequests()
-    requests.set_waiting(TWO)
-    requests.set_waiting(TWO[1:])
-    assert requests.mine().waiting == TWO[1:]
-
-
-def test_nobody_asks_for_the_removal_of_who_is_gone() -> None:
-    requests = CheckpointRequests()
-    requests.remove(3, "")
-    requests.remove(4, "")
-    requests.settle(frozenset({3, 77}))
-    assert requests.mine().removals == {4: ""}
-
-
-def test_what_was_brought_does_not_change_afterwards() -> None:
-    requests = CheckpointRequests()
-    brought = requests.mine()
-    requests.remove(3, "")
-    assert brought.removals == {}
-
-
-def test_who_waits_for_joiners_is_woken_when_they_have_come() -> None:
-    requests = CheckpointRequests()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(requests.wait, 2, EVENT_TIMEOUT, never)
-        requests.set_waiting(TWO[:1])
-        requests.set_waiting(TWO)
-        assert waiting.result(EVENT_TIMEOUT)
-    assert not requests.wait(3, 0.01, never)
-
-
-def test_who_waits_for_joiners_is_woken_when_it_is_over() -> None:
-    requests, over = CheckpointRequests(), threading.Event()
-    requests.set_waiting(TWO)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(requests.wait, 3, math.inf, over.is_set)
-        requests.recheck()
-        over.set()
-        requests.recheck()
-        assert not waiting.result(EVENT_TIMEOUT)
-    assert requests.wait(2, EVENT_TIMEOUT, over.is_set)  # they are there
-
-
 # ---------------------------------------------------------------- leaving
 
 
@@ -98,7 +29,7 @@ def test_who_raised_says_so_with_its_traceback_and_of_a_long_one_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[Goodbye] = []
-    monkeypatch.setattr(runtime_scene, "_send_or_log", lambda _, message: said.append(message))
+    monkeypatch.setattr(runtime_scene, "send_or_log", lambda _, message: said.append(message))
     (left, *_) = world(2)
     try:
         raise ValueError("x" * 2 * MAX_CAUSE_CHARACTERS + " the end")

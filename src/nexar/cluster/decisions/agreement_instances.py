@@ -7,7 +7,7 @@ second value chosen. Old instances are forgotten. Messages about future ones dis
 fixed distance.
 
 All members of a communicator call `agree()` at about the same time. They begin their ballots one after another, in the
-order of their ids, and a proposer leaves the field to a higher ballot for a while that grows with the rounds. So one
+order of their ids, and a proposer waits for a higher ballot, longer with each round. So one
 ballot is usually enough, with messages in proportion to the number of members. If all began at once, the ballots of
 some dozens would outbid each other for ever.
 """
@@ -256,9 +256,9 @@ class AgreementInstances:
         gone = self._gone.keys() | self._missed.keys()
         position = sum(each < self._me and each not in gone for each in agreement.voters)
         turn = _TURN * min(position, _FIRST_NODES) + _LATER_TURN * max(0, position - _FIRST_NODES)
-        return turn + self._courtesy(agreement)
+        return turn + self._yield_seconds(agreement)
 
-    def _courtesy(self, agreement: Agreement) -> float:
+    def _yield_seconds(self, agreement: Agreement) -> float:
         promised = agreement.vote.promised
         if promised is None or promised.node == self._me:
             return 0.0

@@ -243,15 +243,7 @@ class FormedCluster:
     def membership(self) -> Membership:
         return self._register.membership
 
-    @property
-    def joined(self) -> int:
-        return len(self._members)
-
-    def rank_of(self, joiner: JoinConnectionState) -> Rank | None:
-        is_member = joiner.node is not None and self._members.get(joiner.node) is joiner
-        return self.membership.rank_of(joiner.node) if is_member and joiner.node is not None else None
-
-    # ------------------------------------------------------------ coming
+    # ------------------------------------------------------------ joining and returning
 
     def join_requested(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
         """A returning member or a joiner. Raises Refusal."""
@@ -359,7 +351,7 @@ class FormedCluster:
         old = directory.pop(node, None)
         return [] if old is None else [DropConnection(old.connection, _REPLACED), *self._end(old, "gone", _REPLACED)]
 
-    # ------------------------------------------------------------ going
+    # ------------------------------------------------------------ departures
 
     def withdrawn(
         self, joiner: JoinConnectionState, kind: SeedEventKind, reason: str, now: float
@@ -414,7 +406,7 @@ class FormedCluster:
         by = REPORTED_BY_LAUNCHER if loss.kind is LossKind.LAUNCHER_REPORT else REPORTED_BY_SEED
         return _notify(MemberDied(node, self.membership.epoch, loss.text, by), others)
 
-    # ------------------------------------------------------------ changing
+    # ------------------------------------------------------------ changes of the membership
 
     def message_received(
         self, joiner: JoinConnectionState, event: MemberMessageReceived, now: float

@@ -10,8 +10,8 @@ Invariants:
 - No single node's suspicion removes a member: it is a reason to propose, and each voter checks for itself.
 - If two members only cannot reach each other, the others reject both removals. Then the higher rank resigns, so that
   all remaining members reach one another.
-- A change resets all state except suspicions of remaining nodes, broken connections, and what was agreed on the
-  world's communicator if that continues.
+- A change resets all state except suspicions of remaining nodes with their disputes, broken connections, and what was
+  agreed on the world's communicator if that continues.
 - A member that closed is removed quietly: no call is interrupted.
 - Messages may be duplicated. A node that is behind is sent the decided changes.
 - All deadlines of a slow node extend by its own delay (`OwnDelayChanged`).

@@ -215,8 +215,8 @@ class Agreement:
     ) -> None:
         """`random`: None if this node never proposes. `vote`: the persisted one. `may_vote`: False if it may be lost.
         `learners` only learn the chosen value. `ignored_proposer`: a voter whose ballots are ignored, so that it cannot
-        have a value chosen. `owns_round_0`: at most one
-        voter, the same at all nodes, and only if its state in this instance cannot be lost while it lives.
+        have a value chosen. `owns_round_0`: at most one voter, the same at all nodes, and only if its state in this
+        instance cannot be lost while it lives.
         """
         self.instance = instance
         self.voters = voters

@@ -79,9 +79,6 @@ class SeedVoter:
     def vote(self) -> Vote:
         return self._agreement.vote
 
-    def changes_since(self, epoch: int) -> list[bytes]:
-        return self._decided.since(epoch)
-
     def due(self, now: float) -> float | None:
         """None: proposers repeat their messages."""
         return None

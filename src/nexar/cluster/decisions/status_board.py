@@ -29,7 +29,7 @@ class _BoardRow:
     rank: Rank
     host: str
     since: float  # last sign of life
-    bulletin: StatusReport | None = None
+    report: StatusReport | None = None
     gone: float | None = None
     left: bool = False
     cause: str = ""
@@ -43,65 +43,63 @@ class StatusBoard:
         self._cluster = cluster
         self._size = size
         self._epoch = 0
-        self._places: dict[NodeId, _BoardRow] = {}  # members, by rank
+        self._members: dict[NodeId, _BoardRow] = {}  # members, by rank
         self._former: dict[NodeId, _BoardRow] = {}  # oldest first
 
     def moved(self, membership: Membership, now: float, willing: Container[NodeId] = ()) -> None:
         """`willing`: members that asked to leave. Idempotent."""
         if membership.epoch <= self._epoch:
             return
-        before, self._places = self._places, {}
+        before, self._members = self._members, {}
         self._epoch, self._size = membership.epoch, membership.size
         for rank, member in enumerate(membership.members):
-            place = before.pop(member.node, None) or _BoardRow(member.node, rank, member.host, now)
-            place.rank = rank
-            self._places[member.node] = place
-        for place in before.values():
-            if place.gone is None:
-                place.gone, place.left = now, place.node in willing
-                verb = "it left" if place.left else "the others went on without it"
-                place.cause = f"{verb} in epoch {membership.epoch}"
-            self._former[place.node] = place
+            row = before.pop(member.node, None) or _BoardRow(member.node, rank, member.host, now)
+            row.rank = rank
+            self._members[member.node] = row
+        for row in before.values():
+            if row.gone is None:
+                row.gone, row.left = now, row.node in willing
+                verb = "it left" if row.left else "the others went on without it"
+                row.cause = f"{verb} in epoch {membership.epoch}"
+            self._former[row.node] = row
         while len(self._former) > KEPT:
             del self._former[next(iter(self._former))]
 
-    def report_received(self, node: NodeId, bulletin: StatusReport, now: float) -> None:
-        place = self._places.get(node)
-        if place is not None and place.gone is None:
-            place.bulletin, place.since = bulletin, now
+    def report_received(self, node: NodeId, report: StatusReport, now: float) -> None:
+        row = self._members.get(node)
+        if row is not None and row.gone is None:
+            row.report, row.since = report, now
 
     def returned(self, node: NodeId, now: float) -> None:
-        place = self._places.get(node)
-        if place is not None:
-            place.gone, place.left, place.cause, place.told, place.since = None, False, "", False, now
+        row = self._members.get(node)
+        if row is not None:
+            row.gone, row.left, row.cause, row.told, row.since = None, False, "", False, now
 
     def went(self, node: NodeId, cause: str, now: float, *, left: bool = False, told: bool = False) -> None:
         """`left`: willingly. `told`: by its launcher."""
-        place = self._places.get(node) or self._former.get(node)
-        if place is None:
+        row = self._members.get(node) or self._former.get(node)
+        if row is None:
             return
-        first = place.gone is None
+        first = row.gone is None
         if first:
-            place.gone, place.left = now, left
-        if first or (told and not place.told):
-            place.cause, place.told = line(_main_line(cause), MAX_CAUSE_CHARACTERS), told
-            place.left = place.left and not told
+            row.gone, row.left = now, left
+        if first or (told and not row.told):
+            row.cause, row.told = line(_main_line(cause), MAX_CAUSE_CHARACTERS), told
+            row.left = row.left and not told
 
     def page(self, now: float, *, first: int = 0, joined: int = 0) -> StatusPage:
         """The rows from `first` on. `joined`: nodes admitted while the cluster forms."""
-        gone = sorted(self._former.values(), key=lambda place: -(place.gone or 0.0))
-        places = [*self._places.values(), *gone]
-        here = sum(place.gone is None for place in self._places.values()) if self._epoch else joined
+        gone = sorted(self._former.values(), key=lambda row: -(row.gone or 0.0))
+        rows = [*self._members.values(), *gone]
+        here = sum(row.gone is None for row in self._members.values()) if self._epoch else joined
         return StatusPage(
             cluster=self._cluster,
             size=self._size,
             joined=here,
             epoch=self._epoch,
-            rows=tuple(
-                _row(place, now, former=place.node in self._former) for place in places[first : first + ROWS_PER_PAGE]
-            ),
+            rows=tuple(_row(row, now, former=row.node in self._former) for row in rows[first : first + ROWS_PER_PAGE]),
             first=first,
-            total=len(places),
+            total=len(rows),
         )
 
 
@@ -112,26 +110,26 @@ def _main_line(cause: str) -> str:
     return (named or lines)[-1]
 
 
-def _row(place: _BoardRow, now: float, *, former: bool) -> StatusRow:
+def _row(row: _BoardRow, now: float, *, former: bool) -> StatusRow:
     return StatusRow(
-        node=place.node,
-        rank=place.rank,
-        state=_state(place, now),
-        host=place.host,
+        node=row.node,
+        rank=row.rank,
+        state=_state(row, now),
+        host=row.host,
         former=former,
-        cause=place.cause,
-        gone=None if place.gone is None else now - place.gone,
-        heard=None if place.bulletin is None else now - place.since,
-        bulletin=place.bulletin,
+        cause=row.cause,
+        gone=None if row.gone is None else now - row.gone,
+        heard=None if row.report is None else now - row.since,
+        bulletin=row.report,
     )
 
 
-def _state(place: _BoardRow, now: float) -> State:
-    if place.gone is not None:
-        return "left" if place.left else "lost"
-    age, bulletin = now - place.since, place.bulletin
+def _state(row: _BoardRow, now: float) -> State:
+    if row.gone is not None:
+        return "left" if row.left else "lost"
+    age, report = now - row.since, row.report
     if age > SILENT:
         return "stuck"
-    if bulletin is not None and bulletin.operation and bulletin.moved + age > PATIENT:
+    if report is not None and report.operation and report.moved + age > PATIENT:
         return "waiting"
     return "running"

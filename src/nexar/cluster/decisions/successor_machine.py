@@ -175,11 +175,6 @@ class SuccessorMachine:
         each = self._open.get(key)
         return each is not None and closer_in(self.world, each) is not None
 
-    def is_building(self, key: GenerationKey) -> bool:
-        """Its successor is being built."""
-        each = self._open.get(key)
-        return each is not None and each.build is not None
-
     def builds(self) -> list[BuildId]:
         """Unfinished builds, first generations included."""
         return list(self._builds)
@@ -347,9 +342,11 @@ class SuccessorMachine:
             against = BuildFailure(BuildFailureKind.REJECTED)
         if against is not None:
             return [RejectBegin(event.build, against)]
-        started = self._start(event.build, event.communicator, event.membership, None, now + self._recovery_timeout)
-        self._builds[event.build].parent = event.parent
-        return started
+        until = now + self._recovery_timeout
+        self._builds[event.build] = Build(
+            event.communicator, event.membership, nodes_of(event.membership), None, until, parent=event.parent
+        )
+        return [StartBuild(event.build, event.communicator, event.membership, None)]
 
     def _has_ended(self, key: GenerationKey) -> bool:
         each = self._open.get(key)
@@ -363,14 +360,6 @@ class SuccessorMachine:
             if build.abort_at is not None and now >= build.abort_at:
                 actions += abort(number, build, BuildFailure(BuildFailureKind.OVERTAKEN))
         return actions
-
-    def _start(
-        self, number: BuildId, communicator: int, membership: Membership, old: ClosedCommunicator | None, until: float
-    ) -> list[SuccessorAction]:
-        self._builds[number] = Build(communicator, membership, nodes_of(membership), old, until)
-        if old is None:
-            return [StartBuild(number, communicator, membership, None)]
-        return [StartBuild(number, communicator, membership, old.key, until)]
 
     def _schedule(self, now: float) -> list[SuccessorAction]:
         """Start or give up successors, lowest keys first."""
@@ -425,7 +414,8 @@ class SuccessorMachine:
         if each.renewal is not None and now < each.renewal.until:
             until = each.renewal.until
         old = ClosedCommunicator(each.key.communicator, each.membership)
-        return self._start(number, each.key.communicator, target, old, until)
+        self._builds[number] = Build(each.key.communicator, target, nodes_of(target), old, until)
+        return [StartBuild(number, each.key.communicator, target, each.key, until)]
 
     def _build_failed(self, number: BuildId, failure: BuildFailure, now: float) -> list[SuccessorAction]:
         build = self._builds.pop(number, None)

@@ -92,7 +92,7 @@ class ChangeHistory:
 
     def _cause_of(self, node: NodeId) -> str:
         departures = (each for change in reversed(self._changes) for each in change.left if each.node == node)
-        return next((foreign_lines(each.cause) for each in departures), "it is no member any more")
+        return next((foreign_lines(each.cause) for each in departures), "it is no longer a member")
 
 
 class _Need(NamedTuple):

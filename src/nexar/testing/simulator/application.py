@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from nexar.cluster.decisions.agreement_instances import (
     AgreementAction,
@@ -36,10 +36,13 @@ from nexar.cluster.decisions.successor_events import (
 )
 from nexar.cluster.membership import WORLD, Change, Membership
 from nexar.errors import LinkClosed, NexarError, OperationTimeout
-from nexar.testing.simulator.generations import CallResult, Generations, Host, PeerLossError, SimulatedGeneration
+from nexar.testing.simulator.generations import CallResult, Generations, PeerLossError, SimulatedGeneration
 from nexar.testing.simulator.world import RECOVERY_TIMEOUT, SimulationContext, describe_instance, describe_message
 from nexar.types import NodeId, Rank
 from nexar.wire.control import Instance, Suspect
+
+if TYPE_CHECKING:
+    from nexar.testing.simulator.nodes import SimulatedMember  # which imports this module
 
 _MIN_TICK_SECONDS: Final = 0.001
 
@@ -52,26 +55,11 @@ def is_agree_message(message: MembershipMessage) -> bool:
     return not isinstance(message, Suspect) and not (message.instance[0] == WORLD and message.instance[2] == 0)
 
 
-class AgreeHost(Protocol):
-    """The node that calls."""
-
-    node: NodeId
-
-    @property
-    def running(self) -> bool: ...
-
-    def now(self) -> float: ...
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None: ...
-
-    def send_message(self, node: NodeId, message: MembershipMessage) -> None: ...
-
-
 class AgreeCalls:
     """All instances of one node, and its callers."""
 
     def __init__(
-        self, world: SimulationContext, host: AgreeHost, limits: AgreementLimits, membership: Membership
+        self, world: SimulationContext, host: SimulatedMember, limits: AgreementLimits, membership: Membership
     ) -> None:
         self._world = world
         self._host = host
@@ -241,7 +229,7 @@ class ApplicationPlan:
                 yield part_id(key, _GROUP, occasion, ranks), ranks
         if number <= 3 and random.random() < self.splits:
             colors = random.choice([1, 2, 2, max(1, size // 3)])
-            for color in range(colors):
+            for color in range(min(colors, size)):
                 ranks = tuple(rank for rank in range(size) if rank % colors == color)
                 if ranks:  # a small world lacks some colors
                     yield part_id(key, _SPLIT, number, ranks), ranks
@@ -284,29 +272,11 @@ class _Task:
         self.agreed_after_error: GenerationKey | None = None
 
 
-class ApplicationHost(Host, Protocol):
-    """What the application uses of its node."""
-
-    @property
-    def epoch(self) -> int: ...
-
-    def suspects(self) -> frozenset[NodeId]: ...
-
-    @property
-    def agree_calls(self) -> AgreeCalls | None: ...
-
-    def fail(self) -> None:
-        """An exception ends the process."""
-
-    def is_concerned(self, key: GenerationKey) -> bool:
-        """A decided change gives it a successor that is not given up."""
-
-
 class Application:
     """The users of one node."""
 
     def __init__(
-        self, world: SimulationContext, member: ApplicationHost, program: ApplicationPlan, random: Random
+        self, world: SimulationContext, member: SimulatedMember, program: ApplicationPlan, random: Random
     ) -> None:
         self._world = world
         self._member = member

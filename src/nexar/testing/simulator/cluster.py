@@ -1,7 +1,6 @@
 """The seed and the nodes of a simulation, and the conditions at its end.
 
-The seed stores its vote and membership before it sends, as the product does, and brings members up to date when they
-send a heartbeat.
+The seed stores its vote and membership before it sends, as the product does.
 
 Under the policy `abort` a loss ends the communicators of all nodes. Otherwise, when faults have ended and a majority of
 the present membership is alive:
@@ -29,7 +28,6 @@ from nexar.testing.simulator.laws import ReferenceElectorate
 from nexar.testing.simulator.nodes import MachineFactory, SimulatedMember, SimulatedNode
 from nexar.testing.simulator.world import PROBE_TIMEOUT, SimulationContext
 from nexar.types import NodeId
-from nexar.wire.control import Chosen
 
 SEED: Final[NodeId] = 1_000_000
 _ADMISSION_INTERVAL: Final = 0.5  # seconds between two join requests of a joiner
@@ -95,10 +93,6 @@ class SimulatedSeed(SimulatedNode):
         self._world.laws.enters(self.node, membership.epoch)
         self._seed_voter = self._voter_factory(membership, vote, self.may_vote)
         self._seed_voter.admitted = self._admitted
-
-    def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
-        for number, value in enumerate(self._seed_voter.changes_since(epoch), start=epoch):
-            self._world.send(self.node, sender, Chosen((0, number, 0), value))
 
     def _after_step(self) -> None:
         """Stores the state before messages leave."""

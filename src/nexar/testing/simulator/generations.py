@@ -7,8 +7,7 @@ another generation never counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from nexar.cluster.decisions.completion import (
     NEW_MEMBER,
@@ -19,7 +18,6 @@ from nexar.cluster.decisions.completion import (
     SendNews,
     completed_by_all,
 )
-from nexar.cluster.decisions.membership_events import MembershipInput
 from nexar.cluster.decisions.successor_events import (
     AbortBuild,
     BeginRequested,
@@ -43,11 +41,14 @@ from nexar.cluster.decisions.successor_events import (
     SetOutcome,
     StartBuild,
     SuccessorAction,
-    SuccessorInput,
 )
 from nexar.cluster.membership import WORLD, Change, Membership
 from nexar.testing.simulator.world import RECOVERY_TIMEOUT, LinkFrame, SimulationContext
 from nexar.types import NodeId, Rank
+
+if TYPE_CHECKING:  # both import this module
+    from nexar.testing.simulator.application import Application
+    from nexar.testing.simulator.nodes import SimulatedMember
 
 _BUILD_SECONDS: Final = 0.02  # that a first generation takes: it waits for nobody
 _INQUIRY_INTERVAL: Final = 5.0
@@ -154,43 +155,10 @@ class _Build:
         self.early: list[tuple[NodeId, LinkFrame]] = []  # of calls
 
 
-class User(Protocol):
-    """The application of a node."""
-
-    def opened(self, generation: SimulatedGeneration) -> None: ...
-
-    def begin_failed(self, communicator: int, membership: Membership, failure: BuildFailure) -> None: ...
-
-    def call_ended(self, generation: SimulatedGeneration, number: int, result: CallResult) -> None: ...
-
-
-class Host(Protocol):
-    """The node that the generations are on."""
-
-    node: NodeId
-    alive: bool
-
-    def now(self) -> float:
-        """The time of the node's clock."""
-
-    def handle(self, event: MembershipInput | SuccessorInput) -> None: ...
-
-    def when_running(self, action: Callable[[], None]) -> None: ...
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """In the time of the node's clock, unless it has died."""
-
-    def investigate(self, node: NodeId, cause: str) -> None:
-        """Finds out whether this member is lost."""
-
-    def dial_again(self, node: NodeId) -> bool:
-        """Whether the link to this member is usable, perhaps as a new one."""
-
-
 class Generations:
     """All generations of one node."""
 
-    def __init__(self, world: SimulationContext, host: Host, user: User) -> None:
+    def __init__(self, world: SimulationContext, host: SimulatedMember, user: Application) -> None:
         self._world = world
         self._host = host
         self._user = user
@@ -210,10 +178,6 @@ class Generations:
 
     def open_generations(self) -> list[SimulatedGeneration]:
         return list(self._open.values())
-
-    @property
-    def builds(self) -> int:
-        return len(self._builds)
 
     def adopted(self, change: Change) -> None:
         self._quiet = change.quiet

@@ -280,8 +280,6 @@ _LEFT: Final = Loss(LossKind.LEFT, "it has left")
 MachineFactory: TypeAlias = Callable[[NodeId, Membership, Random], NodeMachine]
 """Creates a node's machine."""
 
-_SEED_HEARTBEAT_RANKS: Final = 3  # lower ranks also send heartbeats to the seed
-
 
 class SimulatedMember(SimulatedNode):
     """A present, future or former member."""
@@ -345,6 +343,7 @@ class SimulatedMember(SimulatedNode):
         return frozenset() if self.membership_machine is None else frozenset(self.membership_machine.suspects())
 
     def is_concerned(self, key: GenerationKey) -> bool:
+        """A decided change gives it a successor that is not given up."""
         return self.node_machine is not None and self.node_machine.successor_machine.is_concerned(key)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -414,7 +413,7 @@ class SimulatedMember(SimulatedNode):
             self._held.append(self._heartbeat)
             return
         epoch = self.epoch
-        for watcher in (*self._watchers, *self._seed()):
+        for watcher in self._watchers:
             self._world.send_heartbeat(self.node, watcher, epoch)
         self._measure()
         self._check_peers()
@@ -435,18 +434,6 @@ class SimulatedMember(SimulatedNode):
         if delay != self._delayed:
             self._delayed = self._detector.own_delay = delay
             self.handle(OwnDelayChanged(delay))
-
-    def _seed(self) -> list[NodeId]:
-        """The seed, if this member sends it heartbeats."""
-        machine = self.node_machine
-        membership = None if machine is None else machine.membership_machine.membership
-        if (
-            membership is None
-            or membership.seed is None
-            or (membership.rank_of(self.node) or 0) >= _SEED_HEARTBEAT_RANKS
-        ):
-            return []
-        return [membership.seed.node]
 
     def heartbeat_received(self, sender: NodeId, epoch: int) -> None:
         if self.node_machine is None:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from nexar.cluster.decisions.agreement_instances import DEFAULT_LIMITS, AgreementLimits
 from nexar.cluster.decisions.failure_detector import LONGEST, STEPS_PER_ANSWER
@@ -47,7 +47,10 @@ from nexar.config import Config
 from nexar.testing.simulator.laws import AgreementLaws, Laws
 from nexar.testing.simulator.successor_laws import SuccessorLaws
 from nexar.types import NodeId
-from nexar.wire.control import Chosen, Instance, Suspect
+from nexar.wire.control import Instance, Suspect
+
+if TYPE_CHECKING:
+    from nexar.testing.simulator.nodes import SimulatedNode  # which imports this module
 
 REMEMBERED: Final = 30  # lines shown with a violation
 
@@ -256,27 +259,6 @@ Trap: TypeAlias = Callable[[NodeId, GenerationKey, int], bool]
 """Called with node, generation and step of a build; returns whether it is done."""
 
 
-class NodeView(Protocol):
-    """What one node can observe of another."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def running(self) -> bool: ...
-
-    def receive(self, sender: NodeId, message: MembershipMessage) -> None: ...
-
-    def handle(self, event: NodeInput) -> None: ...
-
-    def heartbeat_received(self, sender: NodeId, epoch: int) -> None: ...
-
-    def changes_after(self, epoch: int) -> list[Chosen]: ...
-
-    def votes_in(self, instance: Instance) -> bool:
-        """Whether it would answer a ballot of this call of `agree()`."""
-
-
 @dataclass(slots=True)
 class SimulationContext:
     """Shared state of all nodes."""
@@ -288,7 +270,7 @@ class SimulationContext:
     most_events: int = 1_000_000
     """A run with more events does not settle."""
     policy: RecoveryPolicy = "automatic"
-    nodes: dict[NodeId, NodeView] = field(default_factory=dict)
+    nodes: dict[NodeId, SimulatedNode] = field(default_factory=dict)
     traps: list[Trap] = field(default_factory=list)
     """Faults that wait for a step of a build."""
     agreement_limits: AgreementLimits = DEFAULT_LIMITS

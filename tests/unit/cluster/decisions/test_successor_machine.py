@@ -485,8 +485,6 @@ def test_a_limited_number_is_built_at_a_time_lowest_keys_first() -> None:
     assert [each.communicator for each in running] == list(range(1, MAX_BUILDS + 1)), "a first build takes no slot"
     assert only(scene.finish(running[5])).communicator == MAX_BUILDS + 1
     assert only(scene.fail(running[0], TIMED_OUT)).communicator == MAX_BUILDS + 2
-    assert scene.machine.is_building(key(MAX_BUILDS + 2, 1))
-    assert not scene.machine.is_building(key(MAX_BUILDS + 3, 1))
 
 
 def test_without_a_free_slot_the_machine_asks_for_no_tick_and_gives_up_in_time() -> None:
@@ -1010,7 +1008,7 @@ def test_the_oldest_changes_are_forgotten() -> None:
         scene.change(renewed=(PART + 1,))
     assert len(scene.machine._history._changes) == MAX_CHANGES
     assert only(scene.change(left=killed(2))).membership.epoch == scene.machine.world.epoch
-    assert scene.machine.gone_from(membership(1, 2, 9)) == {2: "node 2 was killed", 9: "it is no member any more"}
+    assert scene.machine.gone_from(membership(1, 2, 9)) == {2: "node 2 was killed", 9: "it is no longer a member"}
     assert scene.machine.membership(part) == membership(1, 2)
 
 
@@ -1030,7 +1028,6 @@ def test_events_about_unknown_generations_and_builds_do_nothing() -> None:
     assert scene.step(BuildFinished(77)) == []
     assert scene.machine.missing(unknown) == ()
     assert scene.machine.outcome(unknown) is scene.machine.membership(unknown) is None
-    assert not scene.machine.is_building(unknown)
     assert not scene.machine.is_concerned(unknown)
 
 

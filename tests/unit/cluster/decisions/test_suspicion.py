@@ -299,7 +299,7 @@ def test_those_to_remove_are_in_order_of_rank() -> None:
     assert suspicions.removable() == [1, 2, 4]
 
 
-def test_only_who_is_still_there_is_carried_on_and_counts_as_new() -> None:
+def test_only_members_that_remain_are_carried_on_as_new_suspicions() -> None:
     suspicions = of_rank_2()
     suspicions.add(1, silent(), 1.0)
     suspicions.add(4, silent(), 1.0)

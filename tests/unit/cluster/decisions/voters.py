@@ -117,9 +117,9 @@ class Parliament:
                 self.feed(other, PeerLossFound(node, silent(f"node {node} was killed")))
 
     def send_heartbeats(self) -> None:
-        """Everybody sends everybody its epoch, once; who is behind receives what was chosen since."""
+        """Each node sends its epoch to all members once; those ahead answer with the changes that it lacks."""
         here = [node for node in self.machines if node not in self.dead]
-        for one in here:
+        for one in self.living():
             for other in here:
                 if one != other and self.reaches(one, other):
                     epoch = self.machines[other].membership.epoch

@@ -13,6 +13,7 @@ from nexar.cluster.decisions.node_machine import NodeAction, NodeMachine
 from nexar.cluster.decisions.successor_events import (
     AbortBuild,
     AdoptMembership,
+    BeginRequested,
     DiscardBuild,
     GenerationKey,
     Interrupt,
@@ -66,16 +67,15 @@ def _drops_last(self: ChangeHistory, communicator: int, membership: Membership) 
 _following = ChangeHistory.following
 
 
-def _lacks_last(
-    self: SuccessorMachine, number: int, communicator: int, membership: Membership, *rest: Any
-) -> list[SuccessorAction]:
+def _lacks_last(self: SuccessorMachine, event: BeginRequested, now: float) -> list[SuccessorAction]:
     """All members but the last one build a first generation without the last one."""
-    if rest[0] is None and membership.size > 2 and membership.members[-1].node != self.me:
-        membership = replace(membership, members=membership.members[:-1])
-    return _start(self, number, communicator, membership, *rest)
+    members = event.membership.members
+    if len(members) > 2 and members[-1].node != self.me:
+        event = msgspec.structs.replace(event, membership=replace(event.membership, members=members[:-1]))
+    return _begin(self, event, now)
 
 
-_start = SuccessorMachine._start
+_begin = SuccessorMachine._begin
 
 
 def _opens_unbuilt(actions: list[SuccessorAction]) -> list[SuccessorAction]:
@@ -351,7 +351,7 @@ SUCCESSOR_MUTANTS: dict[str, tuple[Running, str | tuple[str, ...], int]] = {
         "a live majority continues",
         60,
     ),
-    "a first build lacks its last member": (_patched(SuccessorMachine, "_start", _lacks_last), "same members", 20),
+    "a first build lacks its last member": (_patched(SuccessorMachine, "_begin", _lacks_last), "same members", 20),
     "a generation that nobody built is opened": (_acts(_opens_unbuilt), "same members", 20),
     "calls end a step early": (_patched(SimulatedGeneration, "is_complete", _early_calls), "fenced", 20),
     "a successor has the old key": (_acts(_reopens), "fenced", 20),
@@ -474,7 +474,7 @@ RARE_MUTANTS: dict[str, tuple[Running, str, range]] = {
     "a close of another generation is ignored": (
         _patched(SuccessorMachine, "_notice_received", _hears_of_its_own_generation_only),
         "nobody waits for who closed",
-        range(600, 660),
+        range(60, 120),
     ),
 }
 """As above, with the seeds to try: few histories show it."""

@@ -1,4 +1,4 @@
-"""Which members follow those of a communicator, computed from the decided changes alone."""
+"""`next_generation`: the members of a successor, computed from the decided changes alone."""
 
 from collections.abc import Sequence
 

@@ -12,6 +12,7 @@ from typing import Final, get_args
 
 from nexar.cluster.control_channel import BackgroundSender, send_or_log
 from nexar.cluster.decisions.membership_events import MembershipMessage
+from nexar.cluster.decisions.membership_machine import MAX_ANSWER
 from nexar.cluster.machine_runner import MachineRunner
 from nexar.cluster.membership import Change, Membership
 from nexar.cluster.mesh import Mesh
@@ -63,9 +64,11 @@ class MembershipService:
             return self._runner.machine.membership_machine.missing()
 
     def send_changes_since(self, sender: NodeId, epoch: int) -> None:
+        """At most MAX_ANSWER to a member, whose next heartbeat asks for the rest; all to the seed, which has none."""
         with self._runner.changed:
             changes = self._runner.machine.membership_machine.changes_since(epoch)
-        for number, value in enumerate(changes, epoch):
+        count = len(changes) if sender == self._seed else MAX_ANSWER
+        for number, value in enumerate(changes[:count], epoch):
             self.send(sender, Chosen((0, number, 0), value))
 
     def send(self, node: NodeId, message: Message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nexar.cluster.decisions.successor_events import (
@@ -121,6 +122,14 @@ def failure_of(error: BaseException) -> BuildFailure:
         case PeerError(node=int(node)):
             return BuildFailure(BuildFailureKind.FAULT, (node,))
     return BuildFailure(BuildFailureKind.FAULT)
+
+
+def in_ranks_of(generation: Generation, error: BaseException) -> BaseException:
+    """Return the error with the rank that its node has in this generation: a link knows only the rank in the world."""
+    if not isinstance(error, PeerError | LinkClosed) or error.node not in generation.nodes:
+        return error
+    rank = generation.membership.rank_of(error.node)
+    return error if error.rank == rank else replace(error, rank=rank)
 
 
 def member_of(generation: Generation, error: BaseException) -> NodeId | None:

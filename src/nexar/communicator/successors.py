@@ -59,6 +59,7 @@ from nexar.communicator.outcome_errors import (
     error_of,
     error_of_failure,
     failure_of,
+    in_ranks_of,
     member_of,
     termination_error,
 )
@@ -475,7 +476,7 @@ class Successors:
             for deadline in self._wait_deadlines(outcome):
                 with suppress(OperationTimeout):
                     generation.group.wait((outcome,), deadline)
-        return copy(outcome.error) if outcome.error is not None else error
+        return copy(outcome.error) if outcome.error is not None else in_ranks_of(generation, error)
 
     async def resolve_awaited_error(self, generation: Generation, error: BaseException) -> BaseException:
         """As `resolve_error`, for a task: it suspends instead of blocking."""
@@ -489,7 +490,7 @@ class Successors:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(deadline - time.monotonic()):
                         await outcome
-        return copy(outcome.error) if outcome.error is not None else error
+        return copy(outcome.error) if outcome.error is not None else in_ranks_of(generation, error)
 
     def _wait_deadlines(self, outcome: GenerationOutcome) -> Iterator[float]:
         """Until when a caller waits for this outcome (time.monotonic). Reads the own delay again at each deadline,
@@ -505,7 +506,7 @@ class Successors:
     def _advised(self, generation: Generation, error: BaseException) -> BaseException:
         node = member_of(generation, error)
         if node is None or self._config.recovery_policy != "manual":
-            return error
+            return in_ranks_of(generation, error)
         self._report_unreachable(node, getattr(error, "cause", "it left"))  # so that the successor lacks it
         return PeerLost(
             rank=generation.membership.rank_of(node),

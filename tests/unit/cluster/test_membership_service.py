@@ -99,6 +99,20 @@ def test_who_is_behind_receives_every_change_that_it_missed(world: World) -> Non
     assert [entry for entry in late.story if entry[0] == "mesh"] == [("mesh", 2), ("mesh", 3)]
 
 
+def test_who_is_far_behind_receives_some_changes_with_each_heartbeat(world: World) -> None:
+    survivors = world(members(1, 2, 3))
+    late, ahead = survivors.nodes[3], survivors.nodes[1].recovery
+    for epoch in range(1, 41):
+        survivors.nodes[1].receive(2, Chosen((0, epoch, 0), Change(epoch + 1, renewed=(7,)).encode()))
+    survivors.messages.clear()
+    epochs = []
+    while late.recovery.membership.epoch < 41:
+        ahead.send_changes_since(3, late.recovery.membership.epoch)
+        survivors.carry()
+        epochs.append(late.recovery.membership.epoch)
+    assert epochs == [17, 33, 41]
+
+
 def test_a_message_to_a_member_without_a_link_is_sent_on_one_that_is_dialed_for_it(world: World) -> None:
     survivors = world(members(1, 2, 3))
     speaker = survivors.nodes[1]

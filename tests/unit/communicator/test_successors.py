@@ -34,7 +34,9 @@ from nexar.errors import (
     NexarError,
     NoQuorum,
     OperationTimeout,
+    PeerError,
     PeerLost,
+    PeerMisbehaved,
     RecoveryTimeout,
     Revoked,
     UsageError,
@@ -163,6 +165,23 @@ def test_under_the_other_policies_a_lost_peer_is_raised_at_once(make_story: Call
     assert (given is error) == (policy == "abort")
     assert ("comm.shrink()" in str(given)) == (policy == "manual")
     assert story.missed == ([2] if policy == "manual" else []), "it is looked into, and who shrinks does so without it"
+
+
+@pytest.mark.parametrize("policy", ["automatic", "manual", "abort"])
+def test_a_member_is_named_by_its_rank_there_and_not_by_that_of_its_link(
+    make_story: Callable[..., Story], policy: str
+) -> None:
+    story = make_story(recovery_policy=policy)
+    part = story.begin(3, 1, communicator=PART)
+    errors: list[PeerError] = [PeerMisbehaved(rank=2, node=3, what="nonsense")]
+    if policy == "abort":  # the others await an outcome, or ask for it
+        errors.append(PeerLost(rank=2, node=3, cause="connection reset", operation="barrier #3"))
+    for error in errors:
+        given = story.raised(part, error)
+        assert isinstance(given, type(error))
+        assert (given.rank, given.node) == (0, 3)
+        assert "rank 0" in str(given)
+        assert "rank 2" not in str(given)
 
 
 def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(make_story: Callable[..., Story]) -> None:

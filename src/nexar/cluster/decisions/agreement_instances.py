@@ -26,7 +26,7 @@ from nexar.cluster.decisions.paxos import Agreement, majority
 from nexar.cluster.membership import Departure
 from nexar.errors import NexarError, PeerLost, UsageError
 from nexar.types import NodeId
-from nexar.wire.control import BallotNumber, Chosen, Instance, Suspect
+from nexar.wire.control import Accept, BallotNumber, Chosen, Instance, Suspect
 
 if TYPE_CHECKING:
     from random import Random
@@ -41,7 +41,7 @@ class AgreementLimits(msgspec.Struct, frozen=True):
     kept: int = 1024  # newest instances, and newest ended communicators
     ahead: int = 256  # instances of one communicator that peers may open ahead of all local ones
     distance: int = 1 << 16  # sequence numbers that peers may be ahead
-    kept_bytes: int = 32 << 20  # of chosen values; the newest are kept
+    kept_bytes: int = 32 << 20  # of chosen values, the newest are kept; and of values accepted before one is chosen
 
 
 DEFAULT_LIMITS: Final = AgreementLimits()
@@ -84,6 +84,8 @@ class AgreementInstances:
         self._agreements: OrderedDict[Instance, Agreement] = OrderedDict()
         self._sizes: OrderedDict[Instance, int] = OrderedDict()  # bytes of chosen values, in order of choice
         self._bytes = 0  # sum of `_sizes`
+        self._accepted: dict[Instance, int] = {}  # bytes of values that this node accepted, where none is chosen
+        self._accepted_bytes = 0  # sum of `_accepted`
         self._forgotten: dict[VoterGroup, int] = {}  # highest sequence that was forgotten
         self._reached: dict[VoterGroup, int] = {}  # highest sequence that was proposed or chosen here
         self._waiting: dict[Instance, None] = {}  # proposed here, without a result
@@ -114,10 +116,11 @@ class AgreementInstances:
         self._end = error
         failed = [ProposalFailed(instance, copy(error)) for instance in self._waiting]
         for known in (
-            self._waiting, self._voters, self._over, self._agreements, self._sizes, self._reached, self._yielded
+            self._waiting, self._voters, self._over, self._agreements, self._sizes, self._accepted, self._reached,
+            self._yielded,
         ):  # fmt: skip
             known.clear()
-        self._bytes = 0
+        self._bytes = self._accepted_bytes = 0
         return [*failed]
 
     def voters_removed(self, departures: Iterable[Departure]) -> list[AgreementAction]:
@@ -186,6 +189,8 @@ class AgreementInstances:
             return []
         if sender not in self._voters.get(message.instance[:2], ()) or self._is_too_far(message.instance):
             return []
+        if isinstance(message, Accept) and self._is_too_much(message):
+            return []
         agreement, forgotten = self._agreement(message.instance)
         if agreement is None:
             return forgotten
@@ -237,6 +242,7 @@ class AgreementInstances:
 
     def _after(self, agreement: Agreement, messages: Sequence[SendMessage], now: float) -> list[AgreementAction]:
         """The messages, and what follows if a value is chosen or another ballot is higher."""
+        self._count_accepted(agreement)
         if agreement.chosen is None:
             self._yield(agreement, now)
             return [*messages]
@@ -309,10 +315,25 @@ class AgreementInstances:
         # Half of the memory stays for instances that this node has reached: those ahead never displace them.
         return ahead.count(group) >= self._limits.ahead or len(ahead) >= self._limits.kept // 2
 
+    def _is_too_much(self, accept: Accept) -> bool:
+        """Such a message is dropped; its sender repeats it. A value is kept until one is chosen, and a peer that lies
+        completes no ballot. Where this node proposes, it votes in any case: its callers are few.
+        """
+        others = self._accepted_bytes - self._accepted.get(accept.instance, 0)
+        too_many = others > 0 and others + len(accept.value) > self._limits.kept_bytes  # one has any size
+        return too_many and accept.instance not in self._waiting
+
+    def _count_accepted(self, agreement: Agreement) -> None:
+        size = len(agreement.vote.value) if agreement.chosen is None else 0
+        self._accepted_bytes += size - self._accepted.pop(agreement.instance, 0)
+        if size:
+            self._accepted[agreement.instance] = size
+
     def _forget(self, instance: Instance) -> list[AgreementAction]:
         """A proposal that waits for it has come too late: the others are far ahead."""
         del self._agreements[instance]
         self._bytes -= self._sizes.pop(instance, 0)
+        self._accepted_bytes -= self._accepted.pop(instance, 0)
         self._yielded.pop(instance, None)
         group, sequence = instance[:2], instance[2]
         self._forgotten[group] = max(sequence, self._forgotten.get(group, -1))

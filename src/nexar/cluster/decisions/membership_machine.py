@@ -56,7 +56,7 @@ PaxosMessage: TypeAlias = Prepare | Promise | Accept | Accepted | Rejected | Cho
 
 KEPT: Final = 1024  # Changes kept. A node further behind gets no answer; it cannot be a member.
 _AHEAD: Final = 64
-_MAX_ANSWER: Final = 16  # changes in one answer
+MAX_ANSWER: Final = 16  # changes in one answer
 
 
 class DecidedChanges:
@@ -75,7 +75,7 @@ class DecidedChanges:
         """Empty if the change after `epoch` is unknown: later ones do not help."""
         if epoch not in self._chosen:
             return []
-        near = range(epoch, epoch + _MAX_ANSWER)
+        near = range(epoch, epoch + MAX_ANSWER)
         return [SendMessage(node, Chosen((0, each, 0), self._chosen[each])) for each in near if each in self._chosen]
 
     def since(self, epoch: int) -> list[bytes]:

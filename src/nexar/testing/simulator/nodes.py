@@ -36,7 +36,7 @@ from nexar.cluster.decisions.membership_events import (
     StartProbe,
     Tick,
 )
-from nexar.cluster.decisions.membership_machine import MembershipMachine
+from nexar.cluster.decisions.membership_machine import MAX_ANSWER, MembershipMachine
 from nexar.cluster.decisions.node_machine import NodeAction, NodeInput, NodeMachine
 from nexar.cluster.decisions.successor_events import (
     AdoptMembership,
@@ -449,7 +449,7 @@ class SimulatedMember(SimulatedNode):
             self.send_changes(sender, epoch)
 
     def send_changes(self, node: NodeId, epoch: int) -> None:
-        for message in self.changes_after(epoch):
+        for message in self.changes_after(epoch)[:MAX_ANSWER]:
             self._world.send(self.node, node, message)
 
     def changes_after(self, epoch: int) -> list[Chosen]:

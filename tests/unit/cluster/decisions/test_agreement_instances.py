@@ -17,7 +17,7 @@ from nexar.cluster.decisions.membership_events import MembershipMessage, SendMes
 from nexar.cluster.membership import Departure
 from nexar.errors import PeerLost, UsageError
 from nexar.types import NodeId
-from nexar.wire.control import BallotNumber, Prepare
+from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Prepare
 
 INSTANCE = (7, 1, 1)
 
@@ -167,3 +167,27 @@ def test_a_node_that_is_no_voter_opens_no_instance() -> None:
     _prepares_ahead(node, 66, range(1, 2))
     assert node.due(0.0) is None
     assert node.missing((1, 1, 60_000)) == []
+
+
+def _is_accepted(node: AgreementInstances, sequence: int, value: bytes) -> bool:
+    """Ask it for its vote."""
+    accept = Accept((1, 1, sequence), BallotNumber(1, 2), value)
+    answers = [each.message for each in node.receive(2, accept, 0.0) if isinstance(each, SendMessage)]
+    assert all(isinstance(each, Accepted) for each in answers)
+    return bool(answers)
+
+
+def test_values_that_are_accepted_and_never_chosen_have_a_bound() -> None:
+    limits = AgreementLimits(kept_bytes=1000)
+    node = AgreementInstances(1, lambda _: Random(1), limits)
+    node.add_generation(1, 1, frozenset({1, 2, 3}))
+    ahead = range(2, 2 + limits.ahead)
+    accepted = [sequence for sequence in ahead if _is_accepted(node, sequence, bytes(100))]
+    assert accepted == list(range(2, 12)), "10 values have 1000 bytes"
+    assert _is_accepted(node, 2, bytes(100)), "again, when the answer was lost"
+    node.propose((1, 1, 1), b"mine", 0.0)
+    assert _is_accepted(node, 1, bytes(100)), "where this node proposes, it votes"
+    node.receive(2, Chosen((1, 1, 1), bytes(100)), 0.0)
+    assert not _is_accepted(node, 50, bytes(100))
+    node.receive(2, Chosen((1, 1, 2), bytes(100)), 0.0)
+    assert _is_accepted(node, 50, bytes(100)), "when another one is chosen, its sender has repeated it"

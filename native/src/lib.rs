@@ -1,10 +1,12 @@
 //! The native part of nexar: one extension module with a submodule for each area.
 //!
 //! `runtime` is what all areas share: errors, borrowed buffers, descriptors, fork and exit. `tls` holds
-//! credentials and the verification of certificates. `quic` is the submodule `nexar_native.quic`.
+//! credentials and the verification of certificates. `quic` is the submodule `nexar_native.quic`, `exit_watch` is
+//! `nexar_native.exit_watch`.
 
 use pyo3::prelude::*;
 
+mod exit_watch;
 mod quic;
 
 mod runtime {
@@ -13,6 +15,7 @@ mod runtime {
     pub mod descriptors;
     pub mod errors;
     pub mod process;
+    pub mod signals;
 }
 
 mod tls {
@@ -25,6 +28,7 @@ mod tls {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("quic", quic::module(module.py())?)?;
+    module.add("exit_watch", exit_watch::module(module.py())?)?;
     runtime::process::register_fork_handlers()?;
     runtime::process::register_atexit(module)
 }

@@ -1,12 +1,14 @@
-"""The native part of nexar. `quic`: QUIC with mutual TLS.
+"""The native part of nexar. `quic`: QUIC with mutual TLS; `exit_watch`: detects the end of local processes.
 
 The submodules are parts of one extension module. Registering them here makes `import nexar_native.quic` work.
 """
 
 import sys
 
-from nexar_native._native import __version__, quic
+from nexar_native._native import __version__, exit_watch, quic
 
-sys.modules[quic.__name__] = quic
+for _module in (exit_watch, quic):
+    sys.modules[_module.__name__] = _module
+del _module
 
-__all__ = ["__version__", "quic"]
+__all__ = ["__version__", "exit_watch", "quic"]

@@ -1,4 +1,5 @@
+from nexar_native import exit_watch as exit_watch
 from nexar_native import quic as quic
 
 __version__: str
-__all__ = ["__version__", "quic"]
+__all__ = ["__version__", "exit_watch", "quic"]

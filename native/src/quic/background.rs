@@ -17,29 +17,19 @@ use crate::quic::endpoint_shared::Shared;
 use crate::quic::state::State;
 use crate::quic::wait::add_socket;
 use crate::runtime::descriptors::PollSet;
+use crate::runtime::signals::with_signals_blocked;
 
 const DELAY: Duration = Duration::from_millis(2);
 /// It parks after this many checks that found the same driver.
 const CHECKS_BEFORE_PARKING: u32 = 8;
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Starts the thread with all signals blocked: signals are for Python's threads. The mask is
-/// inherited from the thread that starts it.
 pub fn start(shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
-    // SAFETY: plain signal set manipulation on this thread, restored below.
-    let before = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        before
-    };
-    let thread = Builder::new()
-        .name("nexar-quic".to_owned())
-        .spawn(move || run(&shared));
-    // SAFETY: the set read above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
-    thread
+    with_signals_blocked(|| {
+        Builder::new()
+            .name("nexar-quic".to_owned())
+            .spawn(move || run(&shared))
+    })
 }
 
 fn run(shared: &Shared) {

@@ -166,10 +166,12 @@ class LivenessConnections:
         self._timer.wake_by(due)
 
     def _goal(self, member: Member, now: float) -> _WantedConnection:
-        """A new one is due now; others soon, not while the next communicator is built."""
+        """A new one is due now, or once memory could have joined the link; others soon, not while the next communicator
+        is built.
+        """
         old = self._goals.get(member.node)
         if old is None:
-            return _WantedConnection(member, since=now, due=now)
+            return _WantedConnection(member, now, now + _MEMORY_GRACE if self._may_share_memory(member) else now)
         old.due, old.pause = min(old.due, now + _FIRST_PAUSE), _FIRST_PAUSE
         return old
 

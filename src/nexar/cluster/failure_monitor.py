@@ -1,9 +1,9 @@
 """Finds lost members from hints: lost links, ended liveness connections, silence, goodbyes, launcher reports.
 
-A hint starts a probe, and a member that answers is not lost. Two hints are losses without a probe: silence for the
-whole timeout, and a goodbye with a traceback. At most MAX_PROBES run at a time: without spare CPU, each delays the
-answers it waits for. A live member without a link is dialed again, in the dial pool; if that fails, this node reports a
-loss. The members decide together.
+A hint starts a probe, and a member that answers is not lost. Three hints are losses without a probe: silence for the
+whole timeout, a goodbye with a traceback, and the kernel's mark of an ended process of this host. At most MAX_PROBES
+run at a time: without spare CPU, each delays the answers it waits for. A live member without a link is dialed again, in
+the dial pool; if that fails, this node reports a loss. The members decide together.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from nexar.wire.control import Goodbye, Message
 
 NoticedState: TypeAlias = Literal["lost", "stuck", "left", "back"]
 LEFT: Final = "it left"
+_PROCESS_ENDED: Final = Loss(LossKind.ENDED, "its process has ended")
 _RAISED: Final = "it raised an exception and left"
 _LONGEST_DIAL: Final = 5.0
 MAX_PROBES: Final = 8  # at a time; further ones wait
@@ -303,6 +304,8 @@ class FailureMonitor:
     def _loss_on_this_host(self, node: NodeId) -> Loss | None:
         """ENDED at once if its process was on this host and has ended: most losses there need no other thread."""
         member, link = self._mesh.directory.find(node), self._mesh.find(node)
+        if link is not None and link.process_ended:
+            return _PROCESS_ENDED  # its port may still be open
         if member is None or (link is not None and link.failure is None):
             return None  # a member with a working link is asked
         return ended_on_this_host(self._node, member)
@@ -400,6 +403,9 @@ class FailureMonitor:
         self._probe(member, link, finished, timeout=self._timeout, traffic_suffices=traffic_suffices, patience=patience)
 
     def _probed(self, task: _ProbeTask, link: Link | None, loss: Loss | None) -> None:
+        if link is not None and link.process_ended:
+            task.end(_PROCESS_ENDED)  # meanwhile; the probe may have reached its port
+            return
         over_relays = link is not None and is_relayed(link.schemes)
         if loss is not None and not loss.is_conclusive and over_relays:
             self._redial(task, severed=False)  # perhaps only the relay does not answer

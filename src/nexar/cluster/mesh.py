@@ -91,6 +91,9 @@ class Mesh:
             ended = self._peers.move(directory)
             early = self.acceptor.arrivals() if old is None else []
         self._node.expect_peers(membership.size)
+        # Voters ask a member whose process is ending over their link, and get no answer. Without a link they try its
+        # port, which is open for some milliseconds more: then they would vote against its removal.
+        self._node.lose_at_exit(self._node.config.topology == FULL_MESH and membership.size <= EAGER_WORLD)
         now, quiet = time.monotonic(), frozenset[NodeId]() if change is None else change.quiet
         for link in ended:
             direct = link.peer in quiet and not is_relayed(link.schemes)  # relayed data has all arrived (`settle`)

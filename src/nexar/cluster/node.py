@@ -130,6 +130,10 @@ class Node:
         for transport in self._by_scheme.values():
             transport.expect_peers(count)
 
+    def lose_at_exit(self, enabled: bool) -> None:
+        for transport in self._by_scheme.values():
+            transport.lose_at_exit(enabled)
+
     def carrier_accepted(self, carrier: Carrier) -> None:
         if self._acceptor is None:
             carrier.abort("this node is not listening yet")

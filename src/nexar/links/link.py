@@ -98,6 +98,7 @@ class Link:
             FrameKind.TERMS: lambda frame, _: self._sending.allowed(frame),
         }
         self._closed = False  # by this side, permanently; under the lock
+        self.process_ended = False  # the peer's, as the kernel says; written by the driver
         self._forget: Final = (
             self._progress.when_forked(self._forked),
             router.on_generation_end(self._generation_ended),
@@ -332,6 +333,7 @@ class Link:
         explained = self._state.explain(error)
         with self._lock:
             mine = self._state.carriers.get(carrier.scheme) is carrier
+            self.process_ended = self.process_ended or (mine and error.kind == "ended")
             others = self._drop(explained) if mine else []
         self._after_loss(explained, "the link was lost", others, report=mine)
 

@@ -62,6 +62,7 @@ class CarrierLost(ConnectionError):
 
     closed      this side aborted it, or both sides finished
     peer        the peer ended it, or its process is gone
+    ended       its process has ended: the kernel says so
     timeout     the peer was silent for longer than the transport allows
     misbehaved  the peer violated the protocol
     fault       a local error (out of descriptors or memory, a sink that raised, …)
@@ -275,6 +276,11 @@ class Transport(ABC):
     def expect_peers(self, count: int) -> None:  # noqa: B027 - not all schemes have unauthenticated connections
         """Set the number of peers that may dial at once, which limits unauthenticated connections. Any thread, even
         after `close`.
+        """
+
+    def lose_at_exit(self, enabled: bool) -> None:  # noqa: B027 - few transports notice it
+        """Set whether a carrier is lost (kind "ended") as soon as its peer's process ends, before the system closes its
+        connections: others may still find its port open. Initially not. Any thread, even after `close`.
         """
 
     @abstractmethod

@@ -59,6 +59,9 @@ class ThirdPartyTransport(Transport):
     def expect_peers(self, count: int) -> None:
         self.inside.expect_peers(count)
 
+    def lose_at_exit(self, enabled: bool) -> None:
+        self.inside.lose_at_exit(enabled)
+
     def listen(self, address: str, acceptor: Acceptor) -> str:
         return self.inside.listen(address, acceptor)
 

@@ -31,6 +31,7 @@ class FakeLink:
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.failure: NexarError | None = None
+        self.process_ended = False
         self.schemes: tuple[str, ...] = ("quic",)
         self.lost: list[str] = []
 
@@ -648,6 +649,34 @@ def test_a_process_of_this_host_that_ended_is_lost_at_once_without_the_loop(
     assert not scene.failure_monitor.is_investigating([PEER])
     scene.failure_monitor.probe(PEER)
     assert scene.reported[1:] == [ProbeFinished(PEER, ended(ENDED))]
+
+
+def test_a_process_whose_end_the_kernel_reports_is_lost_at_once_though_its_port_is_open(scene: Scene) -> None:
+    scene.link.process_ended = True
+    scene.lose_link("its process has ended")
+    assert not scene.loop._queue
+    assert scene.reported == [PeerLossFound(PEER, ended("its process has ended"))]
+    scene.failure_monitor.probe(PEER)
+    assert scene.reported[1:] == [ProbeFinished(PEER, ended("its process has ended"))]
+
+
+def test_a_process_that_ends_while_it_is_probed_is_not_dialed(scene: Scene) -> None:
+    scene.failure_monitor.probe(PEER)
+    scene.link.process_ended = True
+    scene.lose_link("its process has ended")
+    scene.work()
+    assert scene.reported == [
+        PeerLossFound(PEER, ended("its process has ended")),
+        ProbeFinished(PEER, ended("its process has ended")),
+    ]
+    assert scene.dialed == 0
+
+
+def test_a_goodbye_explains_the_end_of_a_process(scene: Scene) -> None:
+    scene.say(Goodbye(reason="it left"))
+    scene.link.process_ended = True
+    scene.lose_link("its process has ended")
+    assert [event.willing for event in scene.reported] == [True]
 
 
 def test_a_member_with_a_working_link_is_asked_though_its_port_refuses(

@@ -592,3 +592,26 @@ def test_in_a_sparse_topology_all_neighbours_are_linked_however_large_the_world_
             eventually(lambda rank=rank: opened(world, rank) == {(rank - 1) % LARGE, (rank + 1) % LARGE}, "two links")  # type: ignore[misc]
     finally:
         world.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "topology", "early"),
+    [
+        (2, "full_mesh", True),
+        (EAGER_WORLD, "full_mesh", True),
+        (EAGER_WORLD + 1, "full_mesh", False),
+        (4, "hypercube", False),
+    ],
+)
+def test_ends_of_processes_count_before_their_ports_close_only_where_every_voter_has_a_link(
+    size: int, topology: str, early: bool
+) -> None:
+    world = Meshes(size, adopt=False, topology=topology)
+    try:
+        asked: list[bool] = []
+        for transport in world.nodes[0]._by_scheme.values():
+            transport.lose_at_exit = asked.append  # type: ignore[method-assign]
+        world.meshes[0].adopt(world.membership)
+        assert asked == [early]
+    finally:
+        world.close()

@@ -436,6 +436,17 @@ def test_a_link_that_was_ended_takes_no_carrier_any_more(pair: Pair, end: str) -
         pair.to_right.post_send(0, memoryview(b"x"), about=TAG)
 
 
+@pytest.mark.parametrize(("kind", "ended"), [("ended", True), ("peer", False)])
+def test_a_link_knows_whether_the_process_of_its_peer_has_ended(pair: Pair, kind: str, ended: bool) -> None:
+    carrier = pair.to_right._state.carriers["memory"]
+    replaced = pair.to_left._state.carriers["memory"]
+    pair.to_right.carrier_lost(replaced, CarrierLost("ended", "its process has ended"))
+    assert not pair.to_right.process_ended, "not a carrier of this link"
+    pair.to_right.carrier_lost(carrier, CarrierLost(kind, "its process has ended"))
+    assert pair.to_right.process_ended is ended
+    assert isinstance(pair.to_right.failure, PeerLost)
+
+
 def test_a_lost_link_that_is_closed_stays_closed(pair: Pair) -> None:
     pair.to_left.abort("gone")
     with pytest.raises(PeerLost):

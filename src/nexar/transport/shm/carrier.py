@@ -59,6 +59,7 @@ class ShmCarrier(Carrier):
         self._finish_sent = False  # FINISH is queued; written by the driver
         self._finish_at: int | None = None  # number of chunks announced by the peer's FINISH; written by the driver
         self._finish_reported = False  # the sink knows; written by the driver
+        self._process_ended = False  # the peer's; written by the driver
         # a sender found the segment corrupt; written by any thread, handled by the driver
         self._fault: str | None = None
 
@@ -267,7 +268,7 @@ class ShmCarrier(Carrier):
         if self._finish_reported and self._finish_sent and not self._frames_out.waiting:
             self._end(CarrierLost("closed", "both sides have finished"))
         elif self.wake_socket.peer_closed and not self._readable():
-            self._lose("peer", self.wake_socket.close_reason())
+            self._lose(*self._end_of_peer())
             happened = True
         self.attention = self.attention or self._unsettled()
         return happened
@@ -311,6 +312,18 @@ class ShmCarrier(Carrier):
                 self._owner.unwatch(self)
         finally:
             self._leave()
+
+    def process_ended(self) -> None:
+        """The peer's process has ended: like a closed socket, after everything that it sent."""
+        if self._life.enter():
+            self._process_ended = self.wake_socket.peer_closed = self.attention = True
+            self._owner.unwatch(self)
+            self._leave()
+
+    def _end_of_peer(self) -> tuple[str, str]:
+        if self._process_ended:
+            return "ended", "its process has ended"
+        return "peer", self.wake_socket.close_reason()
 
     def fall_asleep(self, sleep_number: int) -> None:
         """Ask the peer to signal changes. The caller then fences and calls `may_sleep`."""

@@ -4,7 +4,8 @@ The dialer creates the segment with memfd_create, so nothing remains after a cra
 resizing, because a truncated mapping would raise SIGBUS. It is allocated at once, so that lack of memory is an error at
 connect.
 
-    page 0    geometry, nonces, counters (those of one writer on their own cache line pair), descriptors
+    page 0    geometry, nonces, counters (those of one writer on their own cache line pair), words that the kernel
+              marks when a process ends, descriptors
     then      the frame ring of each direction, then the chunk slots of each direction
 """
 
@@ -267,6 +268,11 @@ def _tail_word(direction: int) -> int:
 def sleep_word(side: int) -> int:
     """Return the index of this side's sleep word."""
     return (6 + side) * _LINE
+
+
+def exit_word(side: int) -> int:
+    """Return the index of this side's word that the kernel marks when its process ends; 0 if this side uses none."""
+    return (8 + side) * _LINE
 
 
 @dataclass(frozen=True, slots=True)

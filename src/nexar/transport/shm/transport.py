@@ -12,6 +12,7 @@ from typing import Final
 
 from nexar.transport.base import Acceptor, Carrier, CarrierLost, ConnectRefused, Expected, Peer, Transport, Waker
 from nexar.transport.shm.carrier import ShmCarrier
+from nexar.transport.shm.exit_notices import ExitNotices
 from nexar.transport.shm.handshake import (
     KEY_BYTES,
     HandshakeRefused,
@@ -21,7 +22,7 @@ from nexar.transport.shm.handshake import (
     require_same_user,
 )
 from nexar.transport.shm.ring import RingCorrupt, WakeSocket, fence, missing_support
-from nexar.transport.shm.ring_frames import SegmentGeometry, ShmSegment, sleep_word
+from nexar.transport.shm.ring_frames import SegmentGeometry, ShmSegment, exit_word, sleep_word
 from nexar.transport.shm.socket_directory import (
     SCHEME,
     ShmAddress,
@@ -226,6 +227,7 @@ class ShmTransport(Transport):
         self._geometry = SegmentGeometry(ring_bytes=ring_bytes)
         self._directory = directory
         self._descriptors = DescriptorSet()
+        self._exit_notices = ExitNotices(self._descriptors.add, self._descriptors.remove)
         self._lock = threading.Lock()  # guards the next four
         self._dials: set[ShmDial] = set()  # in progress
         self._carriers: set[ShmCarrier] = set()
@@ -254,6 +256,9 @@ class ShmTransport(Transport):
             raise
         self.address = self._listener.address_for(None).shown
         return self.address
+
+    def lose_at_exit(self, enabled: bool) -> None:
+        self._exit_notices.enabled = enabled
 
     def address_for(self, node: int) -> str | None:
         listener = self._listener
@@ -334,6 +339,7 @@ class ShmTransport(Transport):
         if closed:
             carrier.abort("the transport is closed")
             raise ConnectRefused(peer.address, "this side's transport is closed")
+        self._exit_notices.add(carrier, segment.words, exit_word(segment.side), exit_word(1 - segment.side))
         self._descriptors.add(wake_socket.fileno(), carrier.socket_ready)
         return carrier
 
@@ -346,6 +352,7 @@ class ShmTransport(Transport):
 
     def forget(self, carrier: ShmCarrier) -> None:
         self.unwatch(carrier)
+        self._exit_notices.remove(carrier)
         with self._lock:
             self._carriers.discard(carrier)
             self._attached = tuple(each for each in self._attached if each is not carrier)
@@ -429,6 +436,7 @@ class ShmTransport(Transport):
         self.address = None
         if listener is not None:
             listener.close()
+        self._exit_notices.close()
         self._waker.unwatch(self._descriptors.fileno())
         self._descriptors.close()
 
@@ -441,4 +449,5 @@ class ShmTransport(Transport):
         self.address = None
         if listener is not None:
             listener.abandon()
+        self._exit_notices.abandon()
         self._descriptors.abandon()

@@ -1,6 +1,7 @@
 """A carrier between two nodes: what the conformance suite cannot see from outside."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -8,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from nexar.native import native_problem
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
 from nexar.transport.shm.ring_frames import _head_word, _tail_word
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameKind, Lane, encode
-from tests.conformance.harness import Pair, wait_for
-from tests.unit.transport.shm.stage import LEFT, RIGHT, connected, inside
+from tests.conformance.harness import Pair, pump, wait_for
+from tests.unit.transport.shm.stage import LEFT, RIGHT, connected, connected_process, inside, make_node
 
 SMALL_RING = 1 << 14
 
@@ -22,7 +24,19 @@ def descriptors() -> int:
 
 
 def memory_maps() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:nexar")
+    """Of whole segments."""
+    return len(mapped_sizes()) - mapped_pages()
+
+
+def mapped_pages() -> int:
+    """Header pages that are mapped once more, to notice the end of a process."""
+    return mapped_sizes().count(4096)
+
+
+def mapped_sizes() -> list[int]:
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:nexar" in line]
+    spans = [line.split()[0].split("-") for line in lines]
+    return [int(end, 16) - int(begin, 16) for begin, end in spans]
 
 
 def test_frames_that_found_no_room_leave_by_lane_and_in_order(tmp_path: Path) -> None:
@@ -144,7 +158,7 @@ def test_nothing_of_a_carrier_stays_however_it_ends(tmp_path: Path) -> None:
         assert maps_before == 2
         pair.left.carrier.finish()
         pair.right.carrier.finish()
-        pair.until(lambda: memory_maps() == 0, "the freeing of a finished carrier")
+        pair.until(lambda: memory_maps() == mapped_pages() == 0, "the freeing of a finished carrier")
         assert descriptors() < open_before
         assert not pair.left.received.lost
         assert not pair.right.received.lost
@@ -157,7 +171,7 @@ def test_the_reason_of_an_abort_reaches_the_peer(tmp_path: Path) -> None:
         pair.until(lambda: pair.right.received.lost, "the loss")
         assert "out of patience" in pair.right.received.lost[0].reason
         assert pair.right.received.lost[0].kind == "peer"
-        assert memory_maps() == 0
+        assert memory_maps() == mapped_pages() == 0
 
 
 def test_an_abort_from_another_thread_waits_for_the_sink_and_then_frees(tmp_path: Path) -> None:
@@ -242,10 +256,65 @@ def test_a_forked_child_lets_go_without_a_trace(tmp_path: Path) -> None:
         if child == 0:
             before = descriptors()
             pair.left.node.transport.abandon()
-            gone = before - descriptors() >= 4 and memory_maps() == 1
+            gone = before - descriptors() >= 4 and memory_maps() == 1 and mapped_pages() == 0
             os._exit(0 if gone else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert len(list(tmp_path.iterdir())) == 2
+        pair.check_usable()
+
+
+# ------------------------------------------------------------------------------------------------ ended processes
+needs_native = pytest.mark.skipif(native_problem() is not None, reason="needs nexar-native")
+
+
+@needs_native
+def test_an_ended_process_is_lost_before_its_socket_closes(tmp_path: Path) -> None:
+    node = make_node(RIGHT, tmp_path)
+    node.transport.lose_at_exit(True)
+    try:
+        with connected_process(node, "hold") as (side, child):
+            pump([node], lambda: side.received.frames, "its frame")
+            child.kill()
+            pump([node], lambda: side.received.lost, "the loss")
+        assert (side.received.lost[0].kind, side.received.lost[0].reason) == ("ended", "its process has ended")
+        assert mapped_pages() == 0
+    finally:
+        node.close()
+
+
+@needs_native
+def test_all_that_an_ended_process_sent_is_delivered_first(tmp_path: Path) -> None:
+    node = make_node(RIGHT, tmp_path)
+    node.transport.lose_at_exit(True)
+    try:
+        with connected_process(node, "flood") as (side, child):
+            child.wait()
+            pump([node], lambda: side.received.lost, "the loss")
+        assert side.received.tags == list(range(20))
+        assert side.received.lost[0].kind == "ended"
+    finally:
+        node.close()
+
+
+def test_the_end_of_a_process_shows_when_its_socket_closes_unless_asked_for(tmp_path: Path) -> None:
+    node = make_node(RIGHT, tmp_path)
+    try:
+        with connected_process(node, "hold") as (side, child):
+            pump([node], lambda: side.received.frames, "its frame")
+            child.kill()
+            pump([node], lambda: side.received.lost, "the loss")
+        assert side.received.lost[0].kind == "peer"
+    finally:
+        node.close()
+
+
+def test_without_the_native_package_only_the_socket_shows_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nexar_native", None)
+    with connected(tmp_path) as pair:
+        assert mapped_pages() == 0
+        pair.right.node.transport.lose_at_exit(True)
         pair.check_usable()
 
 

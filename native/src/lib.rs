@@ -1,11 +1,12 @@
 //! The native part of nexar: one extension module with a submodule for each area.
 //!
 //! `runtime` is what all areas share: errors, borrowed buffers, descriptors, fork and exit. `tls` holds
-//! credentials and the verification of certificates. `quic` is the submodule `nexar_native.quic`.
+//! credentials and the verification of certificates. `quic` and `reduce` are the submodules `nexar_native.quic` and `nexar_native.reduce`.
 
 use pyo3::prelude::*;
 
 mod quic;
+mod reduce;
 
 mod runtime {
     pub mod buffer;
@@ -25,6 +26,7 @@ mod tls {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("quic", quic::module(module.py())?)?;
+    module.add("reduce", reduce::module(module.py())?)?;
     runtime::process::register_fork_handlers()?;
     runtime::process::register_atexit(module)
 }

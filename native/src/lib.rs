@@ -1,13 +1,13 @@
 //! The native part of nexar: one extension module with a submodule for each area.
 //!
 //! `runtime` is what all areas share: errors, borrowed buffers, descriptors, fork and exit. `tls` holds
-//! credentials and the verification of certificates. `quic` is the submodule `nexar_native.quic`, `exit_watch` is
-//! `nexar_native.exit_watch`.
+//! credentials and the verification of certificates. `exit_watch`, `quic` and `reduce` are submodules of `nexar_native`.
 
 use pyo3::prelude::*;
 
 mod exit_watch;
 mod quic;
+mod reduce;
 
 mod runtime {
     pub mod buffer;
@@ -29,6 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("quic", quic::module(module.py())?)?;
     module.add("exit_watch", exit_watch::module(module.py())?)?;
+    module.add("reduce", reduce::module(module.py())?)?;
     runtime::process::register_fork_handlers()?;
     runtime::process::register_atexit(module)
 }

@@ -51,6 +51,12 @@ impl Borrowed {
         unsafe { std::slice::from_raw_parts(start, length) }
     }
 
+    /// The memory as a raw slice. It may be written only if the buffer was borrowed as writable.
+    pub fn memory(&self) -> *mut [u8] {
+        let (start, length) = self.parts();
+        std::ptr::slice_from_raw_parts_mut(start, length)
+    }
+
     /// Copy `data` to `offset`; the caller has checked that it fits.
     pub fn fill(&self, offset: usize, data: &[u8]) {
         let (start, length) = self.parts();

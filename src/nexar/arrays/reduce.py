@@ -1,5 +1,8 @@
 """Element-wise reductions of flat arrays, without large temporaries and warnings.
 
+`nexar_native.reduce` computes them. Without the native package NumPy does, with the same bits except for the payload of
+a NaN: so ranks with and without the package may compute the same element, and none has to know which others have it.
+
 Types narrower than f32 are computed in f32 and rounded once to nearest even, in cache-sized blocks.
 """
 
@@ -15,9 +18,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.arrays.dtypes import kind_of
+from nexar.arrays.dtypes import code_of, kind_of
 from nexar.arrays.operators import ReduceCode, ReduceFunction, Reduction, check
 from nexar.errors import UsageError
+from nexar.native import native_problem
 
 # An overflowing sum must be infinite on all ranks. If the caller's np.seterr(over="raise") or a warnings filter
 # applied, one rank would leave a collective in which the others wait for it. NumPy 2 keeps its error state in a context
@@ -51,7 +55,7 @@ def quiet(function: Callable[..., object]) -> Callable[..., None]:
     return call
 
 
-def quiet_ufunc(ufunc: np.ufunc) -> Callable[[Any, Any, Any], None]:
+def quiet_ufunc(ufunc: Callable[..., Any]) -> Callable[[Any, Any, Any], None]:
     """Returns `(out, left, right)` with floating-point errors ignored."""
     if _CONTEXT is None:
         return _with_errstate(lambda out, left, right: ufunc(left, right, out=out))
@@ -335,6 +339,21 @@ _FEW: Final = 512  # elements: fresh memory for the total is fastest
 _WHOLE_BYTES: Final = 8 << 20
 _BLOCK_BYTES: Final = 512 << 10
 
+
+def _multiply_complex(left: Array, right: Array, out: Array | None = None) -> Array:
+    """Returns (ac - bd, ad + bc), each operation rounded, in `out`, which may be an input.
+
+    np.multiply contracts a·c - b·d where the processor can, and then not in all elements.
+    """
+    out = np.empty_like(left) if out is None else out
+    for start in range(0, out.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        (a, b), (c, d) = ((one[block].real, one[block].imag) for one in (left, right))
+        real, imaginary = a * c - b * d, a * d + b * c
+        out[block].real, out[block].imag = real, imaginary
+    return out
+
+
 _UFUNCS: Final = {
     ReduceCode.SUM: np.add,
     ReduceCode.AVG: np.add,  # finish() divides
@@ -348,6 +367,14 @@ _UFUNCS: Final = {
     ReduceCode.LOR: np.logical_or,
     ReduceCode.LXOR: np.logical_xor,
 }
+
+
+def _arithmetic(code: ReduceCode, dtype: np.dtype[Any]) -> Callable[..., Any]:
+    if code is ReduceCode.PROD and dtype.kind == "c":
+        return _multiply_complex
+    return _UFUNCS[code]
+
+
 _ROUNDING: Final = (ReduceCode.SUM, ReduceCode.PROD, ReduceCode.AVG)
 _LOGIC: Final = (np.logical_and, np.logical_or, np.logical_xor)
 _LOGICAL: Final = (ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR)
@@ -366,9 +393,11 @@ def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combi
     check(reduction, dtype)
     if reduction.function is not None:
         return _user_combiner(reduction.name, reduction.function)
-    if _divides(reduction, size):
-        return _dividing_combiner(dtype, size)
-    return _combiner(_UFUNCS[reduction.code], dtype)
+    divisor = size if reduction.code is ReduceCode.AVG else 1
+    native_fold = _native_fold()
+    if native_fold is None:
+        return numpy_combiner(reduction.code, dtype, divisor)
+    return _native_combiner(native_fold, reduction.code, dtype, divisor)
 
 
 def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
@@ -378,9 +407,49 @@ def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
     check(reduction, dtype)
     if reduction.function is not None:
         return _user_folder(_user_combiner(reduction.name, reduction.function))
-    if _divides(reduction, size):
-        return _dividing_folder(dtype, size)
-    return _folder(_UFUNCS[reduction.code], dtype)
+    divisor = size if reduction.code is ReduceCode.AVG else 1
+    native_fold = _native_fold()
+    if native_fold is None:
+        return numpy_folder(reduction.code, dtype, divisor)
+    return _native_folder(native_fold, reduction.code, dtype, divisor)
+
+
+@cache
+def _native_fold() -> Callable[..., None] | None:
+    """Returns `nexar_native.reduce.fold`, None if this process cannot use the native package."""
+    if native_problem():
+        return None
+    from nexar.native import reduce  # noqa: PLC0415 - imports the package, which not every process needs
+
+    return reduce.fold
+
+
+@cache
+def _native_combiner(
+    native_fold: Callable[..., None], code: ReduceCode, dtype: np.dtype[Any], divisor: int
+) -> Combiner:
+    numbers = int(code), code_of(dtype), divisor
+    return lambda out, left, right: native_fold(out, (left, right), *numbers)
+
+
+@cache
+def _native_folder(native_fold: Callable[..., None], code: ReduceCode, dtype: np.dtype[Any], divisor: int) -> Folder:
+    numbers = int(code), code_of(dtype), divisor
+    return lambda out, inputs: native_fold(out, inputs, *numbers)
+
+
+def numpy_combiner(code: ReduceCode, dtype: np.dtype[Any], divisor: int = 1) -> Combiner:
+    """As `combiner`, of a defined reduction, without the native package."""
+    if divisor != 1:
+        return _dividing_combiner(dtype, divisor)
+    return _combiner(_arithmetic(code, dtype), dtype)
+
+
+def numpy_folder(code: ReduceCode, dtype: np.dtype[Any], divisor: int = 1) -> Folder:
+    """As `folder`, of a defined reduction, without the native package."""
+    if divisor != 1:
+        return _dividing_folder(dtype, divisor)
+    return _folder(_arithmetic(code, dtype), dtype)
 
 
 def wide_folder(reduction: Reduction, dtype: np.dtype[Any]) -> Folder:
@@ -409,20 +478,13 @@ def finish(reduction: Reduction, array: Array, size: int) -> None:
     """Finish a total in place: divide an average; with one rank, turn a logical result into 0 and 1. For narrow types
     use round_total.
     """
-    if size == 1:
-        if reduction.code in _LOGICAL:
-            fold(reduction, array, (array,))
-        return
-    if reduction.code is not ReduceCode.AVG:
-        return
-    if array.dtype in NARROW_FLOATS:
-        _fold_narrow_quietly(np.add, array, [array], size)
-    else:
-        _divide_quietly(array, array, array.dtype.type(size))
+    divides = size > 1 and reduction.code is ReduceCode.AVG
+    if divides or (size == 1 and reduction.code in _LOGICAL):
+        folder(reduction, array.dtype, size)(array, (array,))
 
 
 @cache
-def _combiner(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Combiner:
+def _combiner(ufunc: Callable[..., Any], dtype: np.dtype[Any]) -> Combiner:
     if dtype in NARROW_FLOATS:
         return lambda out, left, right: _fold_narrow_quietly(ufunc, out, (left, right))
     if kind_of(dtype) in ("float", "complex"):
@@ -431,7 +493,7 @@ def _combiner(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Combiner:
 
 
 @cache
-def _folder(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Folder:
+def _folder(ufunc: Callable[..., Any], dtype: np.dtype[Any]) -> Folder:
     run = _fold_narrow_quietly if dtype in NARROW_FLOATS else _fold_plain_quietly
     if ufunc not in _LOGIC:
         return lambda out, inputs: run(ufunc, out, inputs)
@@ -443,10 +505,6 @@ def _folder(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Folder:
             run(ufunc, out, inputs)
 
     return call
-
-
-def _divides(reduction: Reduction, size: int) -> bool:
-    return reduction.code is ReduceCode.AVG and size > 1
 
 
 @cache
@@ -475,7 +533,7 @@ def _dividing_folder(dtype: np.dtype[Any], size: int) -> Folder:
     return call
 
 
-def _fold_plain(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
+def _fold_plain(ufunc: Callable[..., Any], out: Array, inputs: Sequence[Array]) -> None:
     if len(inputs) == 1:
         np.copyto(out, inputs[0])
     elif len(inputs) == 2:
@@ -488,7 +546,7 @@ def _fold_plain(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
         _fold_blocks(ufunc, out, inputs)
 
 
-def _fold_blocks(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
+def _fold_blocks(ufunc: Callable[..., Any], out: Array, inputs: Sequence[Array]) -> None:
     step = _BLOCK_BYTES // out.itemsize
     total = _scratch.memory.view(out.dtype)
     for start in range(0, out.size, step):
@@ -496,7 +554,7 @@ def _fold_blocks(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
         _fold_piece(ufunc, out[block], total[: min(step, out.size - start)], [one[block] for one in inputs])
 
 
-def _fold_piece(ufunc: np.ufunc, out: Array, scratch: Array | None, inputs: Sequence[Array]) -> None:
+def _fold_piece(ufunc: Callable[..., Any], out: Array, scratch: Array | None, inputs: Sequence[Array]) -> None:
     # With separate `scratch` only the last step writes to `out`, after everything is read: `out` may be any input.
     total = ufunc(inputs[0], inputs[1], out=scratch)
     for one in inputs[2:-1]:

@@ -159,18 +159,8 @@ def test_every_rank_has_the_same_bits(name):
 def test_every_way_that_folds_gives_the_same_bits(dtype):
     """So do all others that fold in rank order: this is what deterministic=True promises between algorithms."""
     for reduction in defined(dtype):
-        assert_same_bits(reduction, dtype, segment=7)  # of shares of 10 and 9: none is one element alone
-        if reduction.code is not ReduceCode.PROD or kind_of(dtype) != "complex":
-            assert_same_bits(reduction, dtype, segment=3)
-
-
-@pytest.mark.xfail(
-    reason="NumPy multiplies one complex number in place without fusing, unlike two or more", strict=False
-)
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if kind_of(dtype) == "complex"], ids=str)
-def test_a_complex_number_alone_in_its_segment_has_the_same_bits(dtype):
-    """Shares of 10 elements end in a segment of one. Not strict: processors without fused arithmetic have no fault."""
-    assert_same_bits(reduction_of("prod"), dtype, segment=3)
+        for segment in (7, 3):  # of shares of 10 and 9: the last segment is one element alone
+            assert_same_bits(reduction, dtype, segment)
 
 
 def assert_same_bits(reduction, dtype, segment):

@@ -30,6 +30,7 @@ from nexar.arrays.reduce import (
     round_narrow,
 )
 from nexar.errors import UsageError
+from nexar.native import native_installed
 
 Array = NDArray[Any]
 TYPES = sorted(NARROW_FLOATS, key=str)
@@ -235,6 +236,17 @@ INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint3
 FLOATS = [np.float32, np.float64]
 COMPLEX = [np.complex64, np.complex128]
 NARROW = [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+
+
+@pytest.fixture(params=["native", "numpy"] if native_installed() else ["numpy"])
+def _paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs with the native package, if it is installed, and without it."""
+    if request.param == "numpy":
+        monkeypatch.setattr(module, "_native_fold", lambda: None)
+
+
+both_paths = pytest.mark.usefixtures("_paths")
+
 UFUNCS = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add,
     "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
@@ -259,6 +271,7 @@ def names_of(dtype: Any) -> list[str]:
     return [name for name in REAL if name not in ("min", "max")] if dtype in COMPLEX else WHOLE
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [np.bool_, *INTEGERS, *FLOATS, *COMPLEX])
 def test_two_arrays_are_combined_as_numpy_does_in_the_same_dtype(dtype: Any) -> None:
     for count in COUNTS:
@@ -269,6 +282,7 @@ def test_two_arrays_are_combined_as_numpy_does_in_the_same_dtype(dtype: Any) -> 
             assert np.array_equal(out, UFUNCS[name](left, right).astype(dtype)), (name, count)
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [np.bool_, *INTEGERS, *FLOATS, *COMPLEX])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_many_arrays_are_folded_from_the_left(dtype: Any, size: int) -> None:
@@ -285,6 +299,7 @@ def test_many_arrays_are_folded_from_the_left(dtype: Any, size: int) -> None:
             assert np.array_equal(out, expected), (name, count)
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [np.float64, np.int8])
 @pytest.mark.parametrize("size", [3, 4])
 def test_arrays_beyond_the_cache_are_folded_in_blocks(dtype: Any, size: int) -> None:
@@ -296,6 +311,7 @@ def test_arrays_beyond_the_cache_are_folded_in_blocks(dtype: Any, size: int) -> 
     assert np.array_equal(out, inputs[1] + dtype(sum(range(size)) - 1))
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, np.int32])
 @pytest.mark.parametrize("which", range(4))
 def test_the_result_may_replace_any_input(dtype: Any, which: int) -> None:
@@ -305,6 +321,7 @@ def test_the_result_may_replace_any_input(dtype: Any, which: int) -> None:
     assert np.array_equal(inputs[which], expected)
 
 
+@both_paths
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_result_may_replace_either_of_two(which: int) -> None:
     pair = [numbers(np.float32, 9, 1), numbers(np.float32, 9, 2)]
@@ -323,6 +340,7 @@ def test_integers_wrap(words: list[bytes], dtype: Any) -> None:
     assert [int(value) % (1 << bits) for value in out] == exact
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", ["land", "lor", "lxor"])
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -337,6 +355,7 @@ def test_logic_of_half_types_gives_zeros_and_ones(dtype: Any, name: str, size: i
         assert np.array_equal(out.astype(np.float32), expected)
 
 
+@both_paths
 def test_booleans_add_as_numpy_adds_them() -> None:
     left, right = np.array([False, False, True, True]), np.array([False, True, False, True])
     out = np.empty_like(left)
@@ -346,6 +365,7 @@ def test_booleans_add_as_numpy_adds_them() -> None:
     assert out.tolist() == [False, False, False, True]
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [*FLOATS, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2])
 @pytest.mark.parametrize("name", ["min", "max"])
 @pytest.mark.parametrize("count", [1, 5000])
@@ -357,6 +377,7 @@ def test_a_nan_wins_minimum_and_maximum_from_either_side(dtype: Any, name: str, 
     assert np.isnan(out.astype(np.float32)).all()
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [*FLOATS, *NARROW, *COMPLEX])
 def test_nothing_is_warned_of_and_nothing_raised(dtype: Any) -> None:
     huge = np.full(5000, ml_dtypes.finfo(dtype).max if np.dtype(dtype).kind != "c" else np.finfo(dtype).max).astype(
@@ -372,6 +393,7 @@ def test_nothing_is_warned_of_and_nothing_raised(dtype: Any) -> None:
     assert not np.isfinite(out.astype(np.complex128)).any()
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 @pytest.mark.parametrize("size", [1, 2, 3, 10_000])
 def test_an_average_is_divided_at_the_end(dtype: Any, size: int) -> None:
@@ -381,6 +403,7 @@ def test_an_average_is_divided_at_the_end(dtype: Any, size: int) -> None:
     assert np.array_equal(array, expected)
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", NARROW)
 def test_an_average_of_half_types_is_divided_in_f32(dtype: Any) -> None:
     array = numbers(dtype, 70_000, 1)
@@ -389,12 +412,14 @@ def test_an_average_of_half_types_is_divided_in_f32(dtype: Any) -> None:
     assert np.array_equal(array.view(np.uint8), expected.view(np.uint8))
 
 
+@both_paths
 def test_the_others_are_done_before_the_end() -> None:
     array = np.arange(5)
     finish(reduction_of("sum"), array, 3)
     assert array.tolist() == [0, 1, 2, 3, 4]
 
 
+@both_paths
 @pytest.mark.parametrize("make", [combiner, folder])
 def test_what_is_not_defined_is_refused_before_anything_happens(make: Callable[..., object]) -> None:
     with pytest.raises(UsageError, match="avg of int32 is not defined"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -198,32 +198,35 @@ class Campaign:
 
     def _monitor(self) -> None:
         now = time.monotonic()
+        # Read once, before the reports: what a process that has ended wrote is then complete, and all checks agree on
+        # which processes have ended.
+        exit_codes = {name: self._processes[name].exit_code for name in self.census.alive}
         for name, process in self._processes.items():
             if self.census.lives[name].alive or name in self._killed:
                 for report in process.reports():
                     self.census.heard(name, report)
                 self._killed.discard(name)  # these are its last reports
-        self._end_isolation()
-        self._check_alive(now)
+        self._end_isolation(exit_codes)
+        self._check_alive(now, exit_codes)
         self._check_progress(now)
         assert self._seed is not None
         self._watch.sample(
             now, self.census, self._seed.pid, {name: self._processes[name].pid for name in self.census.alive}
         )
 
-    def _end_isolation(self) -> None:
+    def _end_isolation(self, exit_codes: Mapping[str, int | None]) -> None:
         """After a partition a process computes, or has ended: expelled as a member, or as a joiner in `init()`."""
         for name in list(self.census.isolated):
-            life, ended = self.census.lives[name], self._processes[name].exit_code
+            life, ended = self.census.lives[name], exit_codes[name]
             if ended is not None and (life.node is None or (life.expelled and ended == 0)):
                 self.census.ended(name)
             elif self._hosts.isolated is None and life.round_at > self._hosts.healed_at:
                 self.census.isolated.discard(name)
 
-    def _check_alive(self, now: float) -> None:
+    def _check_alive(self, now: float, exit_codes: Mapping[str, int | None]) -> None:
         stopping = (self._folder / "stop").exists()
         for name in self.census.alive:
-            if self._processes[name].exit_code is not None and not stopping:
+            if exit_codes[name] is not None and not stopping:
                 raise self._failure(f"{name} ended and was not killed", name)
             silent = now - self.census.lives[name].moved_at
             if silent > _SUSPICIOUS_SECONDS:

@@ -203,7 +203,10 @@ class CallLog:
         with self._lock:
             entry.finish(error)
             del self._open[entry.sequence]
-            self._mismatch_detector.give_up(entry.sequence, f"rank {self._rank} has left {entry.name}")
+            if self._interrupted_by is None:
+                self._mismatch_detector.give_up(entry.sequence, f"rank {self._rank} has left {entry.name}")
+            # Otherwise the group closes next and drops the messages. A refusal could reach a sender before the change
+            # does, and would end its call as cancelled, which has no successor.
             self._idle_since = monotonic()
             self._count(entry, monotonic(), type(error).__name__)
         self._deferred_io.flush()

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nexar.errors import NexarError
+from nexar.errors import NexarError, Revoked
 from nexar.links.link_state import Flow, LinkState
 from nexar.links.matching import Matching
 from nexar.links.messages import Message, MessageState
@@ -170,11 +170,16 @@ class Receiving:
         self._router.lose(self._state.peer, error)
 
     def close(self, matching: Matching, error: NexarError) -> None:
-        """Abandon payloads of an ended generation. Under the lock."""
+        """Abandon payloads of an ended generation. Under the lock.
+
+        After `Revoked` no sender is refused: the change or notice that ended the generation here ends it at the sender
+        too. A refusal that came first would end the sender's call as cancelled, which has no successor.
+        """
         mine = [transfer for transfer, (owner, _) in self._flowing.items() if owner is matching]
         for _, message in self._take_flowing(mine):
             matching.abandon(message, error)
-            self._send_refusal(message, str(error))
+            if not isinstance(error, Revoked):
+                self._send_refusal(message, str(error))
 
     def _take_flowing(self, transfers: Iterable[int]) -> list[tuple[Matching, Message]]:
         """Remove and return the unfinished messages. A message that a late receive completed before the driver's report

@@ -24,6 +24,7 @@ from nexar.errors import (
     NexarError,
     OperationTimeout,
     PeerLost,
+    Revoked,
 )
 from nexar.types import AwaitedPeer
 from nexar.wire.control import CallAborted, CallMismatch, ProgressReply
@@ -206,6 +207,18 @@ def test_who_gives_up_ends_the_call_of_the_others_at_once(
     again = begin_all(world)
     assert [entry.sequence for entry in again] == [1] * 4
     assert [rank.call_log.end(entry) for rank, entry in zip(world.ranks, again, strict=True)] == [None] * 4
+
+
+def test_a_call_that_a_change_interrupts_rejects_no_message_of_its_senders() -> None:
+    world = World(2)
+    entry = world[0].call_log.begin(ALL_REDUCE)
+    world[0].call_log.interrupt(Revoked(communicator="3", reason="its members change"))
+    assert isinstance(world[0].call_log.end(entry, Cancelled(operation="a send")), Revoked)
+    late = world[0].call_log.begin(ALL_REDUCE)
+    assert isinstance(world[0].call_log.end(late, late.error), Revoked)
+    assert world[0].receives(1, entry.sequence, ALL_REDUCE), "it would be refused"
+    assert world[0].receives(1, late.sequence, ALL_REDUCE)
+    assert world.said == []
 
 
 def test_that_a_call_was_given_up_is_passed_on_once() -> None:

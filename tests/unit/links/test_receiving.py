@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from nexar.errors import Cancelled, LinkClosed
+from nexar.errors import Cancelled, LinkClosed, Revoked
 from nexar.links.messages import Receive
 from nexar.links.operation import Operation
 from nexar.links.sending import MessageHeader
 from nexar.transport.base import Carrier
+from nexar.wire.control import CallAborted
 from nexar.wire.frame import Space
 from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.links.conftest import MakePair, Pair
@@ -90,4 +91,18 @@ def test_what_nobody_received_is_refused_when_the_communicator_closes(make_pair:
     eventually(lambda: pair.right.matching.probe(source=1, space=Space.TAGGED, tag=7), "the envelope")
     pair.right.router.close(pair.right.matching, LinkClosed(owner="the communicator"))
     with pytest.raises(Cancelled, match="the communicator"):
+        pair.left.wait(send)
+
+
+def test_a_send_waits_for_the_change_that_its_receiver_heard_of_first(make_pair: MakePair) -> None:
+    pair = make_pair(early_bytes=1)
+    send = pair.to_right.post_send(0, memoryview(DATA), about=TAG)
+    eventually(lambda: pair.right.matching.probe(source=1, space=Space.TAGGED, tag=7), "the envelope")
+    change = Revoked(communicator="0", reason="its members change")
+    pair.right.router.close(pair.right.matching, change)
+    pair.to_left.send_control(CallAborted(0, 0, 0, 0, "sent after everything that the end of the generation sends"))
+    eventually(lambda: pair.control, "the control message")
+    assert not send.done, send.error
+    pair.left.router.close(pair.left.matching, change)
+    with pytest.raises(Revoked, match="its members change"):
         pair.left.wait(send)

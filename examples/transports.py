@@ -74,8 +74,10 @@ def exchange(comm: nexar.Communicator) -> Figures | None:
         check_arrays(comm)
         round_trip, throughput = measure_round_trip(comm), measure_throughput(comm)
         names = comm.stats()["links"][1]
+        comm.barrier()
         return Figures(round_trip, throughput, frozenset(name.partition(".")[0] for name in names if "." in name))
     mirror(comm)
+    comm.barrier()  # rank 1 keeps its link until rank 0 has read about it
     return None
 
 

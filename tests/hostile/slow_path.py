@@ -30,7 +30,7 @@ class SlowPath:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._ahead: dict[Place, asyncio.DatagramTransport] = {}  # by the address of who sends on it
+        self._ahead: dict[Place, asyncio.Task[asyncio.DatagramTransport]] = {}  # by the address of who sends on it
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.place: Place = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(_EVENT_TIMEOUT)
@@ -55,19 +55,21 @@ class SlowPath:
         return await self._loop.create_datagram_endpoint(lambda: _Flow(pass_on), local_addr=place)
 
     def _send_ahead(self, data: bytes, sender: Place) -> None:
+        """Open one socket for each sender, however many datagrams come before it is open."""
         if sender not in self._ahead:
-            task = self._loop.create_task(self._open_flow(sender, data))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        else:
-            self._loop.call_later(self._delay, self._ahead[sender].sendto, data, self._target)
+            self._ahead[sender] = self._loop.create_task(self._open_flow(sender))
+        self._ahead[sender].add_done_callback(lambda opened: self._send_late(opened, data))
 
-    async def _open_flow(self, sender: Place, first: bytes) -> None:
+    def _send_late(self, opened: asyncio.Task[asyncio.DatagramTransport], data: bytes) -> None:
+        if not opened.cancelled():
+            self._loop.call_later(self._delay, opened.result().sendto, data, self._target)
+
+    async def _open_flow(self, sender: Place) -> asyncio.DatagramTransport:
         def send_back(data: bytes, _: Place) -> None:
             self._loop.call_later(self._delay, self._behind.sendto, data, sender)
 
-        self._ahead[sender], _ = await self._bind_udp((_SOURCE, 0), send_back)
-        self._send_ahead(first, sender)
+        transport, _ = await self._bind_udp((_SOURCE, 0), send_back)
+        return transport
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -98,12 +100,14 @@ class SlowPath:
 
     async def _close(self) -> None:
         self._server.close()
-        for flow in (self._behind, *self._ahead.values()):
-            flow.abort()
-        tasks = list(self._tasks)
+        self._behind.abort()
+        tasks = [*self._tasks, *self._ahead.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for transport in ended:
+            if isinstance(transport, asyncio.DatagramTransport):
+                transport.abort()
         for writer in self._writers:
             writer.transport.abort()
         await asyncio.sleep(0)  # aborted transports close their sockets in the next turn of the loop

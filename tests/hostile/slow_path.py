@@ -104,10 +104,10 @@ class SlowPath:
         tasks = [*self._tasks, *self._ahead.values()]
         for task in tasks:
             task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for transport in ended:
-            if isinstance(transport, asyncio.DatagramTransport):
-                transport.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for opened in self._ahead.values():
+            if not opened.cancelled():
+                opened.result().abort()
         for writer in self._writers:
             writer.transport.abort()
         await asyncio.sleep(0)  # aborted transports close their sockets in the next turn of the loop

@@ -145,9 +145,10 @@ class Campaign:
         return action.pause
 
     def _change_partition(self, now: float) -> None:
-        """Begins one if the other hosts keep a majority, or ends it."""
+        """Begins one if the other hosts keep a majority, or ends it when they have gone on without the isolated members."""
         if self._hosts.isolated is not None:
-            self._hosts.heal(now)
+            if not self.census.has_isolated_members:  # if this lasts too long, `_check_progress` raises
+                self._hosts.heal(now)
             return
         for host in self._rng.sample(range(1, self._hosts.count), self._hosts.count - 1):
             names = [name for name in self.census.alive if self._host_of[name] == host]

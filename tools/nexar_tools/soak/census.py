@@ -101,6 +101,11 @@ class Census:
         return [name for name in self.alive if self.lives[name].node in self.nodes and name not in self.isolated]
 
     @property
+    def has_isolated_members(self) -> bool:
+        """Whether processes in the newest membership are isolated."""
+        return any(self.lives[name].node in self.nodes for name in self.isolated)
+
+    @property
     def rounds(self) -> int:
         return sum(life.rounds for life in self.lives.values())
 

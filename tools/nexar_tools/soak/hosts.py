@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from nexar_tools.network_namespaces import NetworkNamespaces
 
-_PARTITION_SECONDS: Final = (8.0, 15.0)  # longer than the heartbeat timeout: the isolated members are expelled
+_PARTITION_SECONDS: Final = (8.0, 15.0)  # at least; longer than the heartbeat timeout of an idle machine
 
 
 class SoakHosts(AbstractContextManager["SoakHosts"]):

@@ -78,6 +78,17 @@ def test_who_is_isolated_counts_as_dead_until_it_is_back_or_has_ended() -> None:
     assert found.alive == ["1", "2", "3", "5"]
 
 
+def test_isolated_processes_count_as_members_until_the_others_have_removed_them() -> None:
+    found = census(1, 2, 3, 4, 5)
+    found.started("new", 10.0)
+    assert not found.has_isolated_members
+    found.isolated = {"4", "5", "new"}
+    found.heard("1", report("changed", 12.0, 2, [1, 2, 3, 5], lost=[4]))
+    assert found.has_isolated_members
+    found.heard("1", report("changed", 13.0, 3, [1, 2, 3], lost=[5]))
+    assert not found.has_isolated_members
+
+
 def test_the_longest_time_without_a_round_is_known() -> None:
     found = census(1, 2)
     for rounds, (name, at) in enumerate((("1", 10.0), ("2", 10.5), ("1", 14.0), ("2", 14.25)), 1):

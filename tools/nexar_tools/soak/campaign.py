@@ -145,7 +145,7 @@ class Campaign:
         return action.pause
 
     def _change_partition(self, now: float) -> None:
-        """Begins one if the other hosts keep a majority, or ends it when they have gone on without the isolated members."""
+        """Begins one if the other hosts keep a majority, or ends it when they have removed the isolated members."""
         if self._hosts.isolated is not None:
             if not self.census.has_isolated_members:  # if this lasts too long, `_check_progress` raises
                 self._hosts.heal(now)

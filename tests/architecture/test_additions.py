@@ -86,7 +86,7 @@ def test_every_operation_has_expected_results() -> None:
 
 
 def test_kill_schedules_call_every_operation() -> None:
-    assert OPERATIONS - CALLED_ELSEWHERE_IN_SCHEDULES - NOT_IN_SCHEDULES == set(verbs.COLLECTIVES) - SEVERAL_CALLS
+    assert set(verbs.COLLECTIVES) - SEVERAL_CALLS == OPERATIONS - CALLED_ELSEWHERE_IN_SCHEDULES - NOT_IN_SCHEDULES
 
 
 def test_kill_schedules_call_every_operation_of_teams() -> None:

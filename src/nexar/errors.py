@@ -358,6 +358,13 @@ class LinkClosed(NexarError, ConnectionError):
 
 _TIMEOUT_SETTINGS: Final = {"barrier": "BARRIER", "checkpoint": "ELASTIC_CHECKPOINT", "grow": "ELASTIC_CHECKPOINT"}
 """Operations with a timeout setting of their own: the part of its name before `_TIMEOUT_SECS`."""
+_LIMITED_BY_SETTING: Final = {
+    "nexar.init()": "NEXAR_FORMATION_TIMEOUT_SECS",
+    "joining the cluster": "NEXAR_JOIN_TIMEOUT_SECS",
+    "making the first communicator": "NEXAR_FORMATION_TIMEOUT_SECS",
+    "making the next communicator": "NEXAR_RECOVERY_TIMEOUT_SECS",
+}
+"""Operations without an argument `timeout`, each with the setting that limits it."""
 
 
 @error_with_facts
@@ -401,7 +408,7 @@ class OperationTimeout(NexarError, TimeoutError):
         return self.operation
 
     def _limit_name(self) -> str:
-        return "timeout="
+        return _LIMITED_BY_SETTING.get(self.operation, "timeout=")
 
 
 @error_with_facts

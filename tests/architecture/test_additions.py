@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nexar.collectives.operations import COLLECTIVES
 from nexar.communicator.resilient import Team
+from nexar_tools.kill_schedules import verbs
 from tests.architecture.sources import PACKAGE, ROOT, tree
 from tests.conformance.collectives.cases import every_verb
 
@@ -31,6 +32,9 @@ NOT_IN_TEAMS = {
     *("split", "checkpoint", "grow"),  # they make communicators
 }
 WITH_TESTS_OF_THEIR_OWN = {"all_reduce_compressed", "split", "checkpoint", "grow"}
+CALLED_ELSEWHERE_IN_SCHEDULES = {"split", "checkpoint"}  # kill schedules call them as steps of their own
+NOT_IN_SCHEDULES = {"grow"}  # kill schedules start no further process
+SEVERAL_CALLS = {"all_reduce_bucketed"}  # in kill schedules; not in the table of operations
 
 
 def words(*documents: Path) -> set[str]:
@@ -79,3 +83,11 @@ def test_a_team_has_an_operation_or_leaves_it_out_on_purpose() -> None:
 
 def test_every_operation_has_expected_results() -> None:
     assert OPERATIONS - {case.verb for case in every_verb(2, [1])} == WITH_TESTS_OF_THEIR_OWN
+
+
+def test_kill_schedules_call_every_operation() -> None:
+    assert set(verbs.COLLECTIVES) - SEVERAL_CALLS == OPERATIONS - CALLED_ELSEWHERE_IN_SCHEDULES - NOT_IN_SCHEDULES
+
+
+def test_kill_schedules_call_every_operation_of_teams() -> None:
+    assert {name for name in OPERATIONS if hasattr(Team, name)} == set(verbs.TEAM_CALLS) - SEVERAL_CALLS

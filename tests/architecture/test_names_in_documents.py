@@ -1,7 +1,9 @@
-"""Modules, classes, methods and files that the documents name in backticks exist."""
+"""Modules, classes, methods and files that the documents name in backticks exist, and modules that the sources name."""
 
 import ast
 import re
+import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +19,8 @@ NOT_IN_THE_SOURCE = {
     "Request.Waitall",  # mpi4py's
 }
 TREES = ("src/", "tests/", "tools/", "docs/", "benchmarks/", "examples/", "native/", "dashboards/")
+PARTS = {name.split(".")[1] for name in MODULES if "." in name} - {"torch"}
+"""Of `nexar`; what begins with `torch.` is torch's own."""
 EXAMPLES = {"train.py", *(snippet.title for snippet in snippets("python"))}  # files of the reader
 
 
@@ -71,6 +75,23 @@ def names_in(document: Path) -> set[str]:
     return {name for name in names if not name.endswith((".py", ".json", ".toml"))}
 
 
+def prose_of(source: Path) -> Iterator[str]:
+    """Docstrings and comments."""
+    for node in ast.walk(tree(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+    with source.open("rb") as lines:
+        yield from (token.string for token in tokenize.tokenize(lines.readline) if token.type == tokenize.COMMENT)
+
+
+def modules_in(source: Path) -> set[str]:
+    """Dotted names in the prose that begin with a part of nexar, such as `wire.frame`, with `nexar.` in front."""
+    dotted = r"(?<![\w./@-])(?:nexar\.)?([a-z_]\w*(?:\.\w+)+)(?!\w*/)"
+    found = (match[1] for text in prose_of(source) for match in re.finditer(dotted, text))
+    names = {f"nexar.{name}" for name in found if name.split(".")[0] in PARTS}
+    return {name for name in names if not name.endswith((".py", ".json", ".toml"))}
+
+
 def files_in(document: Path) -> set[str]:
     paths = {text for text in in_backticks(document) if re.fullmatch(r"\w[\w./-]*", text)} - EXAMPLES
     return {path for path in paths if path.startswith(TREES) or path.endswith((".py", ".rs"))}
@@ -88,3 +109,9 @@ def test_a_name_in_the_text_is_in_the_source():
 def test_a_file_in_the_text_exists():
     named = [(document, path) for document in TODAY for path in sorted(files_in(document))]
     assert [(shown(document), path) for document, path in named if not exists(path, document)] == []
+
+
+def test_a_module_in_a_docstring_or_comment_is_in_the_source():
+    sources = files(".py", below=PACKAGE) + files(".py", below=ROOT / "tools")
+    named = [(source, name) for source in sources for name in sorted(modules_in(source))]
+    assert [(shown(source), name) for source, name in named if not is_in_the_source(name)] == []

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import nexar
+from nexar.cli.doctor.machine import try_round_trip
 from nexar.communicator.bootstrap import bootstrap
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
 from nexar.security.invitation import parse_ticket
 from nexar.transport import registry
+from nexar.transport.base import ConnectRefused
 from nexar.transport.sleeper import PollSleeper
 from tests.conformance.test_transport_endings import *  # noqa: F403
 from tests.conformance.test_transport_frames import *  # noqa: F403
@@ -71,6 +73,25 @@ def test_one_who_has_it_reaches_one_who_has_not(site: Path) -> None:
             assert on_every(ranks, lambda comm: comm.all_reduce(comm.rank + 1.0)) == [3.0, 3.0]
         finally:
             on_every(ranks, lambda comm: comm.close())
+
+
+def test_the_doctor_measures_a_round_trip_over_it(site: Path) -> None:
+    install("paper", site)
+    trip = try_round_trip("paper", Config())
+    assert trip.problem == ""
+    assert trip.round_trip is not None
+
+
+def test_the_doctor_says_why_it_does_not_connect(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(_: object, address: str, *__: object) -> object:
+        raise ConnectRefused(address, "paper jam")
+
+    install("paper", site)
+    registry.load("paper")
+    monkeypatch.setattr(sys.modules["nexar_paper"].PaperTransport, "connect", connect)
+    trip = try_round_trip("paper", Config())
+    assert trip.round_trip is None
+    assert "paper jam" in trip.problem
 
 
 def tear(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from nexar.errors import UsageError
 from nexar.torch import translation
 from nexar.torch.tensors import PIECE_BYTES
 
@@ -35,3 +36,10 @@ def test_others_are_reduced_as_they_are(tensor: torch.Tensor) -> None:
     (step,) = steps(tensor)
     assert step.method == "all_reduce"
     assert step.settings == {}
+
+
+def test_the_error_for_an_unknown_op_names_all_that_torch_has() -> None:
+    with pytest.raises(UsageError) as refused:
+        translation.reduction_of(object())
+    text = str(refused.value)
+    assert {name for name in dir(dist.ReduceOp) if name.isupper()} == set(text.partition("use ")[2].split(", "))

@@ -123,6 +123,15 @@ def test_a_barrier_that_came_too_late_names_the_setting_that_gives_it_more_time(
     assert "NEXAR_BARRIER_TIMEOUT_SECS" in str(late)
 
 
+@pytest.mark.parametrize(
+    ("operation", "setting"),
+    [("nexar.init()", "NEXAR_FORMATION_TIMEOUT_SECS"), ("joining the cluster", "NEXAR_JOIN_TIMEOUT_SECS")],
+)
+def test_a_timeout_of_init_names_a_setting_because_init_has_no_argument_of_that_name(operation, setting):
+    late = errors.OperationTimeout(operation=operation, waiting_for="the seed", timeout=60.0)
+    assert str(late).endswith(f"raise the limit ({setting})")
+
+
 def test_facts_are_given_by_name_only():
     with pytest.raises(TypeError):
         errors.PeerLost(3, 42, "10.0.0.7:4000", "reset")

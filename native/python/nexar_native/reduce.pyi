@@ -1,4 +1,4 @@
-"""Element-wise reductions of raw memory: 17 element types, 11 operations, any number of inputs.
+"""Element-wise reductions of raw memory, of any number of inputs.
 
 Operations: 1 sum, 2 prod, 3 min, 4 max, 5 avg, 6 band, 7 bor, 8 bxor, 9 land, 10 lor, 11 lxor.
 Element types: 1 bool, 2 to 5 int8 to int64, 6 to 9 uint8 to uint64, 10 float16, 11 float32, 12 float64,

@@ -1,4 +1,4 @@
-//! Element-wise reductions of raw memory: 17 element types, 11 operations, any number of inputs.
+//! Element-wise reductions of raw memory, of any number of inputs.
 //!
 //! `python/nexar_native/reduce.pyi` is the contract of the Python module. Other Rust modules call `fold_slices` and
 //! `combine`, which need no Python.

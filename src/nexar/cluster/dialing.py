@@ -20,7 +20,7 @@ SCHEME_STAGGER: Final = 1.0
 
 
 MAX_DIAL_THREADS: Final = 8
-_RESERVED_THREADS: Final = 2  # of them for probes and control messages
+_RESERVED_THREADS: Final = 2  # of them for name lookups and redials of probes, and for control messages
 
 
 class Dialer:

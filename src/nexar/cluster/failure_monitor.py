@@ -1,9 +1,10 @@
 """Finds lost members from hints: lost links, ended liveness connections, silence, goodbyes, launcher reports.
 
 A hint starts a probe, and a member that answers is not lost. Three hints are losses without a probe: silence for the
-whole timeout, a goodbye with a traceback, and the kernel's mark of an ended process of this host. At most MAX_PROBES
-run at a time: without spare CPU, each delays the answers it waits for. A live member without a link is dialed again, in
-the dial pool; if that fails, this node reports a loss. The members decide together.
+whole timeout, a goodbye with a traceback, and the kernel's mark of an ended process of this host. A goodbye without a
+traceback is a departure, without a probe too, when the link ends. At most MAX_PROBES run at a time: without spare CPU,
+each delays the answers it waits for. A live member without a link is dialed again, in the dial pool; if that fails,
+this node reports a loss. The members decide together.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MAX_PROBES: Final = 8  # at a time; further ones wait
 
 
 class _ProbeTask:
-    """One investigation. Its steps run in sequence, in the control loop or in a dialing thread."""
+    """One investigation. Its steps run in sequence, in the control loop; only `_dial` in the dial pool."""
 
     def __init__(self, node: NodeId, report: Callable[[Loss | None], None], release: Callable[[], None]) -> None:
         """`end` calls `report` with the result, then `release`."""
@@ -330,7 +331,7 @@ class FailureMonitor:
         else:
             self._lose(node, found.after(hint))
 
-    # -- steps of tasks: the control loop ------------------------------------------------------------------
+    # -- steps of tasks: the control loop, except `_dial` --------------------------------------------------
 
     def _probe(
         self,

@@ -518,8 +518,8 @@ class JoinClient:
                 refused={},
                 timeout=self._timeout + answer_margin(self._timeout),
             )
-        waiting_for = "a checkpoint of the members, which would let this node in (NEXAR_JOIN_TIMEOUT_SECS)"
-        return OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=self._join_timeout)
+        waiting_for = "a checkpoint of the members, which would let this node in"
+        return OperationTimeout(operation="joining the cluster", waiting_for=waiting_for, timeout=self._join_timeout)
 
 
 def formation_error(failed: FormationFailed) -> FormationTimeout:

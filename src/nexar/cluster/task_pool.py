@@ -25,7 +25,7 @@ IDLE_SECONDS: Final = 1.0  # an idle thread ends after this time
 class Priority(IntEnum):
     """The order in which tasks get a thread."""
 
-    PROBE = 0  # whether a member is reachable: all decide on it
+    PROBE = 0  # name lookups and redials of probes: all members wait for the result
     CONTROL = 1  # control messages, such as votes, that need a dial first
     BACKGROUND = 2  # everything that may wait behind slow dials
 
@@ -34,7 +34,7 @@ class TaskPool:
     """Runs tasks in at most `size` threads, which start when needed and end when idle. Any thread. Close it.
 
     BACKGROUND tasks never take the last `reserved` threads, so unreachable hosts, which block a thread until its
-    timeout, cannot delay probes and votes.
+    timeout, cannot delay these steps of probes, or votes.
     """
 
     def __init__(self, name: str, size: int, *, reserved: int = 0, idle_seconds: float = IDLE_SECONDS) -> None:

@@ -13,7 +13,7 @@ Region lock. Its holder, the driver or a spinning caller, advances the operation
 `cancel`, `awaited` and `close` wait for it. It is taken before the node's lock.
 
 Waking. After publishing, a rank wakes those that have published the same round; others check before they sleep. Fences
-ensure that one of the two sees the other (see transport.shm.doorbell).
+ensure that one of the two sees the other (see transport.shm.ring).
 """
 
 from __future__ import annotations

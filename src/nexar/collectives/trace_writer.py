@@ -1,4 +1,4 @@
-"""Writes one rank's trace of a communicator when it closes; `observe.trace_export` merges them."""
+"""Writes one rank's trace of a communicator when it closes; `observe.trace_merge` merges them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.frame import Space
 from nexar.wire.text import foreign_lines
 
-_NAME: Final = "making the communicator"
+# Users limit the making of a first or next communicator by a setting (nexar.errors), of others by `timeout`.
+_FIRST: Final = "making the first communicator"
+_NEXT: Final = "making the next communicator"
+_OTHER: Final = "making the communicator"
 _MISSING: Final = "its part in it: it has not made the same init, split or group, or it waits for another rank itself"
 
 
@@ -58,16 +61,23 @@ def run_blocking(group: Group, run: Run, deadline: float) -> Any:
     except StopIteration as stop:
         return stop.value
     except OperationTimeout as late:
-        raise build_timeout(late.waiting_for, late.timeout) from late
+        raise build_timeout(_operation(group), late.waiting_for, late.timeout) from late
     finally:
         run.close()
 
 
-def build_timeout(waiting_for: Sequence[AwaitedPeer] | str, timeout: float) -> OperationTimeout:
+def _operation(group: Group) -> str:
+    """Of a call that waits for a build: a build in the background makes the next generation of any communicator."""
+    if group.communicator != WORLD:
+        return _OTHER
+    return _FIRST if group.matching.generation == 1 else _NEXT
+
+
+def build_timeout(operation: str, waiting_for: Sequence[AwaitedPeer] | str, timeout: float) -> OperationTimeout:
     """Return the error of the user's call."""
     if not isinstance(waiting_for, str):
         waiting_for = [replace(peer, missing=_MISSING) for peer in waiting_for]
-    return OperationTimeout(operation=_NAME, waiting_for=waiting_for, timeout=timeout)
+    return OperationTimeout(operation=operation, waiting_for=waiting_for, timeout=timeout)
 
 
 # -- completed calls
@@ -184,10 +194,10 @@ class GenerationBuilder:
 
         def expire(_: float) -> None:
             for build in builds:
-                build.fail(build_timeout(build.awaited_peers(), timeout))
+                build.fail(build_timeout(_NEXT, build.awaited_peers(), timeout))
 
         timer = self._node.control_loop.call_at(deadline, expire)
-        work = PendingCollective(self.run(group, deadline, completed), None, end, _NAME)
+        work = PendingCollective(self.run(group, deadline, completed), None, end, _NEXT)
         builds.append(BackgroundCall(self._node.progress, work.map_result(lambda made: finished(*made))))
         self._node.progress.drive_in_background()
 
@@ -235,7 +245,8 @@ class GenerationBuilder:
         # The topology of other communicators is not known, so their links are checked.
         topology = self.config.topology if group.communicator == WORLD else FULL_MESH
         run = sharing.agree(call_log) if may_share(group.membership, topology) else _nothing()
-        return BackgroundCall(self._node.progress, PendingCollective(run, None, lambda error: error, _NAME))
+        name = _operation(group)
+        return BackgroundCall(self._node.progress, PendingCollective(run, None, lambda error: error, name))
 
 
 def _nothing() -> Run:

@@ -79,7 +79,7 @@ class Health:
     address: str | None
     """Address at which it listens; None: only within its host."""
     carriers: tuple[str, ...]
-    """Current carriers to it: "shm", "quic", "tls"."""
+    """Current carriers to it: names of transports, such as "shm", or "relay"."""
     last_heard: float | None
     """Seconds since anything was received from it; None: unknown here."""
     doing: str

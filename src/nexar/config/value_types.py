@@ -234,11 +234,12 @@ class Topology(ValueType):
 class Schemes(ValueType):
     """Names of transports in order of preference. Any name is accepted: third parties may register more."""
 
-    builtin: tuple[str, ...]
+    default: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        return f"names of transports, each once, separated by commas ({', '.join(self.builtin)} or a registered one)"
+        default = ",".join(self.default)
+        return f"names of transports, each once, separated by commas ({default}, or others that a package registers)"
 
     def accept(self, value: object) -> tuple[str, ...]:
         if isinstance(value, str):

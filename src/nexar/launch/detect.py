@@ -25,8 +25,6 @@ class LaunchInfo:
     size: int
     local_rank: int | None = None
     local_size: int | None = None
-    group_rank: int | None = None
-    """Index of the host, in the order of ranks."""
     master_addr: str | None = None
     """Host name or address of rank 0."""
     master_port: int | None = None
@@ -148,7 +146,6 @@ def _slurm(environ: Environment) -> LaunchInfo | None:
         size=size,
         local_rank=_optional(environ, "SLURM_LOCALID"),
         local_size=slurm_tasks_on(node or 0, environ[tasks_variable]) if knows_tasks else None,
-        group_rank=node,
         master_addr=environ.get("MASTER_ADDR") or first_slurm_host(environ[hosts_variable], hosts_variable),
         master_port=_optional(environ, "MASTER_PORT"),
         job=_join(environ, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -205,7 +202,6 @@ def _from_torch_variables(environ: Environment, known: LaunchInfo) -> LaunchInfo
         size=size,
         local_rank=local_rank,
         local_size=local_size,
-        group_rank=_optional(environ, "GROUP_RANK"),
         master_addr=environ.get("MASTER_ADDR"),
         master_port=_optional(environ, "MASTER_PORT"),
         launcher=known.launcher,

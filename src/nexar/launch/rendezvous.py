@@ -188,6 +188,7 @@ def unequal_sizes(opened_for: int, rank: Rank, expected: int) -> str:
 _FIRST_INTERVAL: Final = 0.005
 _LAST_INTERVAL: Final = 0.1  # also how long it takes to notice that a new attempt has begun
 _NUMBER_BYTES: Final = 16
+_OPERATION: Final = 'init_process_group("nexar")'
 _GRACE: Final = 5.0
 
 _used: set[Invitation] = (
@@ -373,7 +374,7 @@ def _await_answer(
         waiting_for = (
             f"rank 0, which waits until all {posted.size} ranks have come to torch's store; its error names them"
         )
-    raise OperationTimeout(operation='init_process_group("nexar")', waiting_for=waiting_for, timeout=timeout)
+    raise OperationTimeout(operation=_OPERATION, waiting_for=waiting_for, timeout=timeout)
 
 
 def _follow(answer: RendezvousAnswer, config: Config, timeout: float) -> Invitation:
@@ -381,7 +382,7 @@ def _follow(answer: RendezvousAnswer, config: Config, timeout: float) -> Invitat
     if way == "ticket":
         return parse_ticket(answer.content)
     if way == "file":
-        return parse_ticket(wait_for_ticket(_file_name(answer.content), timeout))
+        return parse_ticket(wait_for_ticket(_file_name(answer.content), timeout, operation=_OPERATION))
     if way == "environment" and (given := _environment_invitation(config)) is not None:
         return given
     if way == "environment" and config.cluster_token is None:

@@ -187,14 +187,14 @@ def offered_ticket(name: str, ticket: str, seed: int) -> Iterator[None]:
             path.unlink()
 
 
-def wait_for_ticket(name: str, timeout: float, tell: Tell | None = None) -> str:
-    """Block until rank 0 offers the ticket. Raise OperationTimeout."""
+def wait_for_ticket(name: str, timeout: float, tell: Tell | None = None, operation: str = "nexar.init()") -> str:
+    """Block until rank 0 offers the ticket. Raise OperationTimeout, which names the user's `operation`."""
     path, deadline = _folder() / name, time.monotonic() + timeout
     waiting_for = "rank 0, which opens the cluster on this host"
     with WaitNotice(tell, lambda: f"waiting for {waiting_for}{seconds_left(deadline)}"):
         while (ticket := _read_ticket_file(path)) is None:
             if time.monotonic() > deadline:
-                raise OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=timeout)
+                raise OperationTimeout(operation=operation, waiting_for=waiting_for, timeout=timeout)
             time.sleep(_POLL_INTERVAL)
     return ticket
 

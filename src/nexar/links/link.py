@@ -73,7 +73,9 @@ class Link:
         on_control: Callable[[Link, Message], None] | None = None,
         on_lost: Callable[[Link, NexarError], None] | None = None,
     ) -> None:
-        """`on_control` and `on_lost` run on the driver thread, without the lock, and must not block."""
+        """Both run without the lock and must not block: `on_control` on the driver thread, `on_lost` on any thread that
+        loses the link.
+        """
         self._state = LinkState(router, peer, rank, address)
         self._lock = router.lock
         self._deferred_io = router.deferred_io

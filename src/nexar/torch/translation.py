@@ -63,7 +63,8 @@ def reduction_of(op: Any) -> TorchReduction:
             return reduction
     if op == ReduceOp.PREMUL_SUM:
         return TorchReduction("sum", op.__getstate__()[1])
-    raise UsageError("the backend nexar does not know this ReduceOp; use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR, BXOR")
+    allowed = "SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR, BXOR, PREMUL_SUM"
+    raise UsageError(f"the backend nexar does not know this ReduceOp; use {allowed}")
 
 
 def averages_integers(reduction: TorchReduction, tensor: torch.Tensor) -> bool:

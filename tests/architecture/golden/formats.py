@@ -232,7 +232,7 @@ def _numbers() -> Iterator[Sample]:
 
 def _check_complete(what: str, table: dict[str, IntEnum]) -> None:
     missing = set(type(next(iter(table.values())))) - set(table.values())
-    assert not missing, f"golden_formats has no word for {what} {sorted(missing)}: add one"
+    assert not missing, f"tests.architecture.golden.formats has no word for {what} {sorted(missing)}: add one"
 
 
 def _fingerprints() -> Iterator[Sample]:

@@ -586,6 +586,7 @@ def test_a_joiner_waits_as_long_as_it_takes_to_be_taken_and_no_longer_than_it_wa
     with pytest.raises(OperationTimeout, match="a checkpoint of the members") as late:
         worker.join(RankRequest())
     assert late.value.timeout == SHORT
+    assert "raise the limit (NEXAR_JOIN_TIMEOUT_SECS)" in str(late.value)
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["and waits", "and is in already"])

@@ -208,4 +208,5 @@ def test_a_started_build_ends_at_its_timeout_and_names_whom_it_missed(pair: list
     assert isinstance(error, OperationTimeout)
     assert not isinstance(error.waiting_for, str)
     assert [peer.rank for peer in error.waiting_for] == [1]
+    assert "raise the limit (NEXAR_RECOVERY_TIMEOUT_SECS)" in str(error)
     assert not is_open(pair[0])

@@ -122,11 +122,12 @@ def test_ranks_that_are_linked_otherwise_agree_that_they_share_none() -> None:
 def test_who_does_not_take_part_in_time_ends_it_and_leaves_nothing_behind() -> None:
     with local_communicators(2, Config()) as world:
         group, late = world[0]._group, deadline_after(0.05)
-        with pytest.raises(OperationTimeout, match="making the communicator did not") as caught:
+        with pytest.raises(OperationTimeout, match="making the first communicator did not") as caught:
             run_blocking(group, SharedMemorySetup(group, late).agree(world[0]._context.call_log), late)
         assert not isinstance(caught.value.waiting_for, str)
         assert [peer.rank for peer in caught.value.waiting_for] == [1]
         assert "has not made the same init, split or group" in str(caught.value)
+        assert "NEXAR_FORMATION_TIMEOUT_SECS" in str(caught.value)
 
 
 def test_ranks_of_one_host_share_memory_and_all_say_so() -> None:

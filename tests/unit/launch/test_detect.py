@@ -13,7 +13,7 @@ def test_nobody_started_a_process_with_an_ordinary_environment():
 
 def test_a_child_of_our_launcher_knows_it():
     assert detect(recorded("nexar")) == LaunchInfo(
-        kind="nexar", rank=3, size=4, local_rank=1, local_size=2, group_rank=1, master_addr="10.0.0.5",
+        kind="nexar", rank=3, size=4, local_rank=1, local_size=2, master_addr="10.0.0.5",
         master_port=29501, launcher=0x00C0FFEE00C0FFEE,
     )  # fmt: skip
 
@@ -21,7 +21,7 @@ def test_a_child_of_our_launcher_knows_it():
 def test_a_worker_of_torchrun():
     start = detect(recorded("torchrun"))
     assert (start.kind, start.rank, start.size) == ("torch", 1, 2)
-    assert (start.local_rank, start.local_size, start.group_rank) == (1, 2, 0)
+    assert (start.local_rank, start.local_size) == (1, 2)
     assert (start.master_addr, start.master_port) == ("localhost", 43017)
     assert start.on_one_host
 
@@ -29,7 +29,7 @@ def test_a_worker_of_torchrun():
 def test_a_task_of_srun():
     start = detect(recorded("srun"))
     assert (start.kind, start.rank, start.size) == ("slurm", 3, 6)
-    assert (start.local_rank, start.local_size, start.group_rank) == (1, 2, 1)
+    assert (start.local_rank, start.local_size) == (1, 2)
     assert (start.master_addr, start.master_port) == ("node001", None)
     assert "418234" in start.job
     assert not start.on_one_host

@@ -45,8 +45,10 @@ def test_the_others_may_come_first():
 
 
 def test_a_rank_0_that_never_comes_is_named():
-    with pytest.raises(OperationTimeout, match="rank 0"):
+    with pytest.raises(OperationTimeout, match=r"rank 0.*\(NEXAR_FORMATION_TIMEOUT_SECS\)"):
         wait_for_ticket(NAME, 0.05)
+    with pytest.raises(OperationTimeout, match=r'^init_process_group\("nexar"\).*\(timeout=\)'):
+        wait_for_ticket(NAME, 0.05, operation='init_process_group("nexar")')
 
 
 def test_a_file_that_a_crash_left_behind_is_not_believed():

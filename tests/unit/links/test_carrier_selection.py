@@ -38,6 +38,7 @@ def test_every_scheme_has_a_number_of_its_own() -> None:
         "tcp": 4,
         "relay": 5,
     }  # the wire format
+    assert len({number_of(scheme) for scheme in PREFERENCE}) == len(PREFERENCE)
     assert number_of("rdma") == number_of("rdma") >= 16
 
 

@@ -480,6 +480,17 @@ def _team_broadcast(call: TeamCall) -> Any:
     return given
 
 
+def _team_broadcast_object(call: TeamCall) -> Any:
+    """As `_team_broadcast`."""
+    root = call.team.communicator.membership.members[0].node
+    try:
+        given = call.team.broadcast_object([call.node, call.inputs.seed], 0)
+    except MembershipChanged:
+        return "the root is lost"
+    check("team.broadcast_object", given, [root, call.inputs.seed])
+    return given
+
+
 TEAM_CALLS: Final[dict[str, Callable[[TeamCall], Any]]] = {
     "barrier": _team_barrier,
     "all_reduce": _team_all_reduce,
@@ -493,4 +504,5 @@ TEAM_CALLS: Final[dict[str, Callable[[TeamCall], Any]]] = {
     "exclusive_scan": _team_exclusive_scan,
     "all_to_all": _team_all_to_all,
     "broadcast": _team_broadcast,
+    "broadcast_object": _team_broadcast_object,
 }

@@ -32,7 +32,10 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 def try_round_trip(scheme: str, config: Config) -> RoundTrip:
-    """Use loopback or shared memory. Returns a failure, never raises."""
+    """Use loopback or shared memory. Returns a failure, never raises.
+
+    A transport of another package is dialed at the address that it advertises.
+    """
     missing = why_unavailable(scheme)
     if missing is not None:
         is_memory = capabilities_of(scheme).shares_memory
@@ -58,13 +61,13 @@ def _exchange(near: Node, far: Node, scheme: str, stack: ExitStack) -> float:
     stack.callback(answering.close)
     stack.callback(asking.close)
     deadline = time.monotonic() + DIAL_TIMEOUT
-    if capabilities_of(scheme).node_port:
-        reach = next(reach for reach in asking.dial_all(0) if reach.scheme == scheme)
-        if reach.round_trip is None:
-            raise ConnectRefused(_LOOPBACK, reach.problem)
-        return reach.round_trip
-    carrier = near.connect_memory(far.memory_address_for(near.id), far.id, deadline)
-    return _measure(carrier, deadline, stack)
+    if capabilities_of(scheme).shares_memory:
+        carrier = near.connect_memory(far.memory_address_for(near.id), far.id, deadline)
+        return _measure(carrier, deadline, stack)
+    reach = asking.dial(0, 1, scheme)
+    if reach.round_trip is None:
+        raise ConnectRefused(_LOOPBACK, reach.problem)
+    return reach.round_trip
 
 
 def _measure(carrier: Carrier, deadline: float, stack: ExitStack) -> float:

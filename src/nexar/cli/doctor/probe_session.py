@@ -193,12 +193,13 @@ class ProbeSession:
         membership = self._known()
         wanted = [(dest, scheme) for dest in range(membership.size) if dest != rank for scheme in PROTOCOLS]
         with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="nexar-doctor") as pool:
-            return tuple(pool.map(lambda pair: self._reach(rank, *pair), wanted))
+            return tuple(pool.map(lambda pair: self.dial(rank, *pair), wanted))
 
-    def _reach(self, source: Rank, dest: Rank, scheme: str) -> Reach:
+    def dial(self, source: Rank, dest: Rank, scheme: str) -> Reach:
+        """Blocks. Returns a failure, never raises it."""
         member = self._known().member(dest)
         addresses = self._node.dial_addresses(member).get(scheme, ())
-        if not addresses or scheme not in self._node.network_schemes:
+        if not addresses or scheme not in self._node.mesh_schemes:
             return Reach(source, dest, scheme, problem="not offered", offered=False)
         expected = Expected(member.node, member.fingerprint)
         try:

@@ -1,8 +1,8 @@
 """One member of a soak: computes, checks each result, and reports as JSON lines.
 
 Every communicator starts with a call in which its members agree on the step to continue from: a loss hits them at
-different points, and joiners may enter. All stop together when the file `stop` exists. A member that is isolated
-waits until it reaches the others again: then it continues, or it was expelled and ends.
+different points, and joiners may enter. All stop together when the file `stop` exists. A member that is isolated asks
+for a new communicator until it reaches the others again: then it continues, or it was expelled and ends.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class SoakMember:
         self._rounds = 0
         self._lost: list[int] = []  # since the last correct sum
         self._settled = False
+        self._is_isolated = False
         self._reported_at = 0.0
         self._receive_state()
         self._report("here", pid=os.getpid(), node=self._node, joined=comm.state is not None)
@@ -68,12 +69,16 @@ class SoakMember:
     def run(self) -> None:
         while True:
             try:
+                if self._is_isolated:
+                    self._follow(self._comm.shrink(), [])
                 if self._round():
                     return
             except MembershipChanged as change:
                 before = self._comm.membership
                 self._follow(change.communicator, [before.members[rank].node for rank in change.lost])
             except (NoQuorum, RecoveryTimeout) as error:
+                # Calls ended at different points on the members, so they need a new communicator to continue together.
+                self._is_isolated = True
                 self._report("no quorum", error=str(error))
                 time.sleep(_ISOLATED_SECONDS)
             except Expelled:
@@ -136,7 +141,7 @@ class SoakMember:
             self._follow(change.communicator, [])
 
     def _follow(self, successor: Communicator, lost: list[int]) -> None:
-        self._comm, self._settled = successor, False
+        self._comm, self._settled, self._is_isolated = successor, False, False
         self._lost += lost
         self._report("changed", lost=lost)
 

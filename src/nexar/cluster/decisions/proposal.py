@@ -295,6 +295,7 @@ _MAX_DISPUTES: Final = 2  # disputes before the higher rank resigns: the node ma
 _LONGEST_SUSPENSION: Final = 5.0  # seconds that a disputed suspicion is suspended
 _MARGIN: Final = 1.2  # of the probe timeout: the result arrives before the dispute ends
 _REFUSED_PAUSE: Final = 0.5  # seconds before retrying a ballot that was rejected for another reason
+_ENDING_PAUSE: Final = 0.02  # at least, before retrying a ballot about a node that still answers while it ends
 
 
 class DisputeResolver:
@@ -328,11 +329,25 @@ class DisputeResolver:
         ballot = agreement.ballot
         if ballot is None or not self._cannot_win(ballot, agreement.needed):
             return False
-        disputed = sorted(node for node in ballot.reached() if node in self._suspicions)
-        agreement.retry_after(now, 0.0 if disputed and not ballot.inherited else _REFUSED_PAUSE)
+        reached = sorted(node for node in ballot.reached() if node in self._suspicions)
+        disputed = [node for node in reached if not self._may_be_ending(node, now)]
         for node in disputed:
             self._dispute(node, now)
+        if ballot.inherited or not reached:
+            pause = _REFUSED_PAUSE
+        elif disputed:
+            pause = 0.0  # the next ballot leaves them out
+        else:
+            pause = max(_ENDING_PAUSE, *(now - self._suspicions[node].first_since for node in reached))
+        agreement.retry_after(now, pause)
         return True
+
+    def _may_be_ending(self, node: NodeId, now: float) -> bool:
+        # A process that announced its exception answers until it has ended. Then it is no dispute, unless that takes
+        # longer than an answer.
+        known = self._suspicions[node]
+        limit = _MARGIN * self._probe_timeout + self._own_delay()
+        return known.loss.is_conclusive and not known.disputes and now < known.first_since + limit
 
     def _cannot_win(self, ballot: Ballot, needed: int) -> bool:
         # Whether no majority can accept any longer, not counting voters that this node cannot reach.

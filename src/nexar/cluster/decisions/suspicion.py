@@ -30,6 +30,7 @@ class Suspicion:
     loss: Loss
     willing: bool
     since: float
+    first_since: float  # `since` in the epoch in which the suspicion arose
     disputes: int = 0  # how often its removal failed because others reach it
     suspended_until: float = 0.0  # when its dispute ends, if the probe has a result by then
 
@@ -96,7 +97,7 @@ class Suspicions(Mapping[NodeId, Suspicion]):
         """Returns whether anything changed. The loss of the higher precedence is kept."""
         known = self._all.get(node)
         if known is None:
-            self._all[node] = Suspicion(loss, willing, now)
+            self._all[node] = Suspicion(loss, willing, now, now)
             self._count(node, 1)
             self.newest = now
         else:
@@ -153,7 +154,7 @@ class Suspicions(Mapping[NodeId, Suspicion]):
 
     def _continue(self, node: NodeId, before: Suspicion, disputed_until: float | None) -> None:
         known = self._all[node]
-        known.willing, known.disputes = before.willing, before.disputes
+        known.willing, known.disputes, known.first_since = before.willing, before.disputes, before.first_since
         if disputed_until is not None:
             self._urgent.pop(node, None)
             self._disputed[node], known.suspended_until = disputed_until, before.suspended_until

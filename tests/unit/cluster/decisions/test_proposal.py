@@ -27,7 +27,7 @@ from nexar.cluster.decisions.proposal import (
 from nexar.cluster.decisions.suspicion import ProbeResults, Suspicions
 from nexar.cluster.membership import Change, Departure
 from nexar.wire.control import MAX_CAUSE_CHARACTERS, MAX_MESSAGE_BYTES, Accept, BallotNumber, Promise, Rejected
-from tests.losses import left, silent
+from tests.losses import ended, left, silent
 from tests.unit.cluster.decisions.voters import SEED_NODE, a_member, a_membership
 
 FIVE = a_membership(5)
@@ -127,6 +127,25 @@ def test_a_node_that_runs_slowly_disputes_longer() -> None:
     scene.refuse(0.0, 2, 3, reached=5)
     scene.suspicions.probe_missed(5)
     assert scene.suspicions.disputed_until == 7.2
+
+
+def test_a_process_that_still_answers_while_it_ends_is_no_dispute() -> None:
+    scene = Scene(1)
+    scene.suspicions.add(5, ended(), 0.0)
+    for now, pause in ((0.01, 0.02), (0.5, 0.5)):
+        scene.refuse(now, 2, 3, reached=5)
+        assert scene.suspicions.urgent == (5,)
+        assert scene.agreement.due(now) == pytest.approx(now + pause)
+        scene.agreement.tick(now + pause)
+    scene.refuse(1.2, 2, 3, reached=5)
+    assert scene.suspicions.disputed_until is not None, "it does not end"
+
+
+def test_the_next_epoch_gives_a_process_no_more_time_to_end() -> None:
+    scene = Scene(1)
+    scene.suspicions.add(5, ended(), 0.0)
+    carried = scene.suspicions.carried(1, FIVE, 1.0)
+    assert (carried[5].since, carried[5].first_since) == (1.0, 0.0)
 
 
 FOUR = a_membership(4)

@@ -14,6 +14,7 @@ from nexar.cluster.handshake import AnsweringHandshake
 from nexar.cluster.membership import Member
 from nexar.errors import NexarError, UsageError
 from nexar.links.link import Link
+from nexar.links.progress import NODE_CLOSED
 from nexar.links.relay.carrier import RelayedCarrier
 from nexar.links.router import Router
 from nexar.transport.base import Carrier
@@ -129,7 +130,7 @@ class PeerTable:
     def check_open(self) -> None:
         """Raises UsageError."""
         if self.closed:
-            raise UsageError(f"{CLOSED}; make a new one with nexar.init()")
+            raise UsageError(NODE_CLOSED)
 
     def wait(self, true: Callable[[], bool], deadline: float) -> bool:
         """Raises UsageError if the node closes."""

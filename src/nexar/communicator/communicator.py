@@ -359,8 +359,10 @@ class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMe
 
     def _check_open(self) -> None:
         if self._closing.locked():
-            again = "nexar.init()" if self.id == WORLD else "split() or group() of the one it came from"
-            raise UsageError(f"this communicator is closed; make a new one with {again}")
+            remedy = "make a new one with split() or group() of the one it came from"
+            if self.id == WORLD:
+                remedy = "make all calls before the end of its `with` block, or before close()"
+            raise UsageError(f"this communicator is closed; {remedy}")
         self._group.progress.check()  # raises in a forked child
 
     def _open_seconds(self, timeout: Any) -> float:

@@ -32,12 +32,12 @@ from nexar.errors import (
     Revoked,
     UsageError,
 )
+from nexar.links.progress import NODE_CLOSED
 from nexar.types import NodeId, Rank
 
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator  # which imports this module
 
-CLOSED: Final = "this node is closed; make a new one with nexar.init()"
 _ABORTED: Final = "the policy is abort, so no rank continues; start the job again"
 
 
@@ -77,7 +77,7 @@ def termination_error(cause: Terminated, place: LocalRank, config: Config) -> Ne
         case TerminationKind.NOT_STARTED:
             return build_overtaken()  # `init()` raises why
         case TerminationKind.CLOSED:
-            return UsageError(CLOSED)
+            return UsageError(NODE_CLOSED)
 
 
 def _superseded(

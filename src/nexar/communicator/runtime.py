@@ -139,6 +139,7 @@ class NodeRuntime:
         self._seed_check = node.control_loop.call_at(None, self._check_seed)
         self.checkpoint_requests: Final = CheckpointRequests()
         self._is_expelled = False  # written by the performing thread
+        self._said_goodbye = False  # written by the thread that closes
         self.revocations: Final = Revocations(self.successors, self._runner, self._send_to)
         self.agreements: Final = Agreements(node.id, node.progress, node.control_loop, self.membership_service.send)
         self.heartbeat: Final = self._start_heartbeat() if node.has_remote_peers else None
@@ -371,7 +372,7 @@ class NodeRuntime:
         if self._is_expelled:
             return
         self._is_expelled = True
-        if not self.has_left:
+        if not (self.has_left or self._said_goodbye):
             _log.warning("this node was expelled in epoch %d: %s", report.epoch, foreign_line(report.reason))
         self._end_agreements()
 
@@ -392,6 +393,7 @@ class NodeRuntime:
     # -- closing -------------------------------------------------------------------------------------------------
 
     def send_goodbye(self, error: BaseException | None = None, traceback: TracebackType | None = None) -> None:
+        self._said_goodbye = True
         text = None
         if error is not None:
             lines = tracebacks.format_exception(type(error), error, traceback)

@@ -53,7 +53,6 @@ from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation, GenerationOutcome
 from nexar.communicator.generation_builder import GenerationBuilder
 from nexar.communicator.outcome_errors import (
-    CLOSED,
     LocalRank,
     build_overtaken,
     error_of,
@@ -65,6 +64,7 @@ from nexar.communicator.outcome_errors import (
 )
 from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, Revoked, UsageError
 from nexar.group import Group
+from nexar.links.progress import NODE_CLOSED
 from nexar.types import NodeId, Rank
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Successors:
             made.leave()  # a member that opened it must not wait for this one
             made.end()
             rejected = _rejection(actions)
-            raise UsageError(CLOSED) if rejected is None else self._begin_error(build, rejected)
+            raise UsageError(NODE_CLOSED) if rejected is None else self._begin_error(build, rejected)
         self._wait(lambda: build.is_open)
         return made
 

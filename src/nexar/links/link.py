@@ -22,7 +22,7 @@ from nexar.links.flow_control import admits
 from nexar.links.link_state import LinkState, PostedSend
 from nexar.links.matching import Matching
 from nexar.links.operation import Operation
-from nexar.links.progress import Progress
+from nexar.links.progress import OF_THE_PARENT, Progress
 from nexar.links.receiving import Misbehaviour, Receiving
 from nexar.links.router import Router
 from nexar.links.sending import Sending
@@ -415,9 +415,7 @@ class Link:
             self._on_lost(self, error)
 
     def _forked(self) -> None:
-        self._state.failure = UsageError(
-            "this link belongs to the parent process; a forked child must make its own node with nexar.init()"
-        )
+        self._state.failure = UsageError(f"this link {OF_THE_PARENT}")
         # they stay open in the parent; here even an abort may wait for a thread that does not exist
         self._state.drop_carriers()
 

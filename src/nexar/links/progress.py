@@ -61,6 +61,10 @@ class DriverElection:
         self.waiting_threads.clear()
 
 
+NODE_CLOSED: Final = "this node is closed: its `with` block has ended, or close() was called; make all calls before"
+OF_THE_PARENT: Final = (
+    "belongs to the parent process, and a forked child is not part of the cluster; communicate in the parent"
+)
 _TICK: Final = 0.002  # seconds without a driver before the progress thread drives
 _PARK_AFTER: Final = 10  # ticks under the same driver before it parks
 
@@ -420,7 +424,7 @@ class Progress:
             return
         self._closed = True
         self._event_loop.stop()
-        self._election.end(UsageError("this node is closed; make a new one with nexar.init()"))
+        self._election.end(UsageError(NODE_CLOSED))
         self._progress_thread.close()
         try:
             with self._driver_lock:  # a waiting thread may still drive; it was woken and leaves
@@ -437,9 +441,7 @@ class Progress:
     def abandon(self) -> None:
         """In a forked child: release without waiting."""
         self._closed = self.is_abandoned = True
-        self._election.abandon(
-            UsageError("this node belongs to the parent process; a forked child must make its own with nexar.init()")
-        )
+        self._election.abandon(UsageError(f"this node {OF_THE_PARENT}"))
         if self.lock.locked():  # by a thread that does not exist in this process
             self.lock.release()
         for callback in list(self._on_fork.values()):

@@ -183,7 +183,7 @@ def test_who_waits_wakes_with_the_change_and_is_notified_when_the_node_closes(pa
             pairs.changed.notify_all()
 
     threading.Timer(0.01, close).start()
-    with pytest.raises(UsageError, match=r"this node is closed; make a new one with nexar\.init"):
+    with pytest.raises(UsageError, match="this node is closed: its `with` block has ended"):
         locked(pairs, lambda: pairs.wait(lambda: False, soon()))
     with pytest.raises(UsageError, match="closed"):
         locked(pairs, lambda: pairs.of(make_directory(), member(LOWER)))

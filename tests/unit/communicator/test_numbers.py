@@ -87,7 +87,7 @@ def test_a_closed_communicator_says_that_it_is_closed() -> None:
                 call()
         comm.barrier()
     for call in (comm.shrink, comm.__enter__):
-        with pytest.raises(UsageError, match=r"this communicator is closed; make a new one with nexar.init\(\)"):
+        with pytest.raises(UsageError, match="closed; make all calls before the end of its `with` block"):
             call()
 
 

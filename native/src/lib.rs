@@ -1,10 +1,12 @@
 //! The native part of nexar: one extension module with a submodule for each area.
 //!
 //! `runtime` is what all areas share: errors, borrowed buffers, descriptors, fork and exit. `tls` holds
-//! credentials and the verification of certificates. `exit_watch`, `quic` and `reduce` are submodules of `nexar_native`.
+//! credentials and the verification of certificates. `bulk`, `exit_watch`, `quic` and `reduce` are submodules of
+//! `nexar_native`.
 
 use pyo3::prelude::*;
 
+mod bulk;
 mod exit_watch;
 mod quic;
 mod reduce;
@@ -28,6 +30,7 @@ mod tls {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("quic", quic::module(module.py())?)?;
+    module.add("bulk", bulk::module(module.py())?)?;
     module.add("exit_watch", exit_watch::module(module.py())?)?;
     module.add("reduce", reduce::module(module.py())?)?;
     runtime::process::register_fork_handlers()?;

@@ -114,6 +114,7 @@ impl ConnectionConfig {
         let rules = dial.rules.as_ref().unwrap_or(&self.rules);
         let verifier = ServerVerifier {
             rules: dial.verify.then(|| rules.clone()),
+            pin: None,
         };
         let builder = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])

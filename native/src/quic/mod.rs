@@ -31,6 +31,9 @@ mod stream;
 mod stream_state;
 mod wait;
 
+pub use settings::within;
+pub use socket::parse_address;
+
 /// The Python module `nexar_native.quic`.
 pub fn module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     let module = PyModule::new(py, "nexar_native.quic")?;

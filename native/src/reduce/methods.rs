@@ -51,6 +51,11 @@ pub fn methods() -> &'static Methods {
     })
 }
 
+/// The size of an element, if the reduction is defined.
+pub fn itemsize(op: u8, dtype: u8) -> Option<usize> {
+    methods().find(op, dtype).map(|method| method.itemsize)
+}
+
 /// The methods of each instruction set that this processor has; the last is the fastest.
 pub fn every_supported() -> Vec<Methods> {
     #[allow(unused_mut)]

@@ -16,4 +16,5 @@ mod python;
 
 #[allow(unused_imports)] // for the modules that reduce without Python
 pub use fold::{combine, fold_slices, Invalid};
+pub use methods::itemsize;
 pub use python::module;

@@ -1,4 +1,4 @@
-//! File descriptors that we own, eventfds, and `ppoll`.
+//! File descriptors that we own, eventfds, `ppoll` and `epoll`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -147,5 +147,75 @@ impl PollSet {
             .filter(|entry| entry.revents != 0)
             .map(|entry| entry.fd)
             .collect()
+    }
+}
+
+/// Descriptors of many connections, each with a number; edge-triggered.
+pub struct Readiness {
+    epoll: Descriptor,
+}
+
+/// What became possible since the last report.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ready {
+    pub reading: bool,
+    pub writing: bool,
+    /// The peer has closed its sending half, or the connection is in error.
+    pub hung_up: bool,
+}
+
+const READY_AT_ONCE: usize = 64;
+
+impl Readiness {
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: plain system call; the result is checked before it is owned.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor without another owner.
+        let epoll = Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        Ok(Readiness { epoll })
+    }
+
+    /// The descriptor is forgotten when it is closed.
+    pub fn add(&self, fd: RawFd, number: u64) -> io::Result<()> {
+        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let mut event = libc::epoll_event {
+            events: events as u32,
+            u64: number,
+        };
+        // SAFETY: open descriptors and a live structure.
+        match unsafe { libc::epoll_ctl(self.epoll.raw(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Replaces `ready` by what became ready; nothing after the timeout or a signal.
+    pub fn wait(&self, timeout: Duration, ready: &mut Vec<(u64, Ready)>) {
+        ready.clear();
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; READY_AT_ONCE];
+        // Rounded up, so that a deadline has passed when this returns.
+        let milliseconds = timeout.as_nanos().div_ceil(1_000_000).min(1 << 30) as libc::c_int;
+        // SAFETY: a live array of its length.
+        let count = unsafe {
+            libc::epoll_wait(
+                self.epoll.raw(),
+                events.as_mut_ptr(),
+                READY_AT_ONCE as libc::c_int,
+                milliseconds,
+            )
+        };
+        for event in &events[..usize::try_from(count).unwrap_or(0)] {
+            let (flags, number) = (event.events as i32, event.u64);
+            let hung_up = flags & (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) != 0;
+            let report = Ready {
+                reading: hung_up || flags & libc::EPOLLIN != 0,
+                writing: hung_up || flags & libc::EPOLLOUT != 0,
+                hung_up,
+            };
+            ready.push((number, report));
+        }
     }
 }

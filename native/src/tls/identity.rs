@@ -9,6 +9,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
+use crate::runtime::errors::Failure;
+
 #[pyclass(module = "nexar_native.quic", frozen)]
 #[derive(Clone)]
 pub struct Credentials {
@@ -50,6 +52,14 @@ pub fn provider() -> Arc<CryptoProvider> {
     PROVIDER
         .get_or_init(|| Arc::new(rustls::crypto::ring::default_provider()))
         .clone()
+}
+
+/// Unpredictable bytes.
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], Failure> {
+    let mut bytes = [0; N];
+    let filled = provider().secure_random.fill(&mut bytes);
+    filled.map_err(|_| Failure::connect("the system has no random bytes"))?;
+    Ok(bytes)
 }
 
 /// Every certificate in a PEM text.

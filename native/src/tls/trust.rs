@@ -77,7 +77,7 @@ fn roots(pem: &[u8]) -> PyResult<RootCertStore> {
     Ok(roots)
 }
 
-fn fingerprint(item: &Bound<'_, PyAny>) -> PyResult<Fingerprint> {
+pub fn fingerprint(item: &Bound<'_, PyAny>) -> PyResult<Fingerprint> {
     let bytes: Vec<u8> = item.extract()?;
     Fingerprint::try_from(bytes)
         .map_err(|_| PyValueError::new_err("fingerprints: each must be 32 bytes long (SHA-256)"))
@@ -160,6 +160,8 @@ pub fn spki_fingerprint(certificate_der: &[u8]) -> PyResult<std::borrow::Cow<'st
 #[derive(Debug)]
 pub struct ServerVerifier {
     pub rules: Option<Arc<Rules>>,
+    /// The only public key that is accepted. The rules must accept it too.
+    pub pin: Option<Fingerprint>,
 }
 
 /// Verifies the clients that dial us.
@@ -183,6 +185,11 @@ impl ServerCertVerifier for ServerVerifier {
     ) -> Result<ServerCertVerified, Error> {
         if let Some(rules) = &self.rules {
             rules.verify_server(leaf, others, name, now)?;
+        }
+        if let Some(pin) = &self.pin {
+            if digest(&ParsedCertificate::try_from(leaf)?) != *pin {
+                return Err(CertificateError::ApplicationVerificationFailure.into());
+            }
         }
         Ok(ServerCertVerified::assertion())
     }

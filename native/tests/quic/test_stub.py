@@ -25,5 +25,6 @@ def test_the_stub_is_shipped() -> None:
     assert (package / "py.typed").is_file()
     assert (package / "__init__.pyi").is_file()
     assert (package / "quic.pyi").is_file()
+    assert (package / "bulk.pyi").is_file()
     assert (package / "exit_watch.pyi").is_file()
     assert (package / "reduce.pyi").is_file()

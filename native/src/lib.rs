@@ -1,13 +1,15 @@
 //! The native part of nexar: one extension module with a submodule for each area.
 //!
 //! `runtime` is what all areas share: errors, borrowed buffers, descriptors, fork and exit. `tls` holds
-//! credentials and the verification of certificates. `exit_watch`, `quic` and `reduce` are submodules of `nexar_native`.
+//! credentials and the verification of certificates. `exit_watch`, `quic`, `reduce` and `shm` are submodules of
+//! `nexar_native`.
 
 use pyo3::prelude::*;
 
 mod exit_watch;
 mod quic;
 mod reduce;
+mod shm;
 
 mod runtime {
     pub mod buffer;
@@ -30,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("quic", quic::module(module.py())?)?;
     module.add("exit_watch", exit_watch::module(module.py())?)?;
     module.add("reduce", reduce::module(module.py())?)?;
+    module.add("shm", shm::module(module.py())?)?;
     runtime::process::register_fork_handlers()?;
     runtime::process::register_atexit(module)
 }

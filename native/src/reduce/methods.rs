@@ -51,6 +51,11 @@ pub fn methods() -> &'static Methods {
     })
 }
 
+/// Whether the codes are those of a reduction that is defined.
+pub fn is_supported(op: u8, dtype: u8) -> bool {
+    methods().find(op, dtype).is_some()
+}
+
 /// The methods of each instruction set that this processor has; the last is the fastest.
 pub fn every_supported() -> Vec<Methods> {
     #[allow(unused_mut)]

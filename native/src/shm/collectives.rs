@@ -20,7 +20,7 @@ use crate::reduce::{fold_slices, itemsize, Invalid};
 use crate::shm::region::Mapping;
 
 /// Bytes of all ranks up to which a reduction takes one round.
-const ONE_ROUND_BYTES: usize = 64 << 10;
+const ONE_ROUND_BYTES: usize = 32 << 10;
 /// Payloads up to these lengths are in the record instead of a slot.
 const SHORT_BYTES: usize = 8;
 const WIDE_BYTES: usize = 32;

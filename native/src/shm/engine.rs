@@ -1,6 +1,7 @@
 //! Runs the operations of one rank in a region, one at a time, by order number.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crate::shm::collectives::{CollectivePlan, Inputs};
 use crate::shm::region::{Mapping, Packed};
@@ -92,6 +93,9 @@ impl Engine {
             None => self.begin(run),
         };
         loop {
+            if let Some(step) = stop(stage, mode) {
+                return step;
+            }
             show(run, mode);
             match self.rounds.wait(&mut run.goal, mode) {
                 Waited::Reached => {}
@@ -168,6 +172,21 @@ impl Engine {
     pub fn leave(&mut self) {
         self.ended.get_or_insert(End::Closed);
         self.rounds.leave(self.head);
+    }
+}
+
+/// What ends a run although the others keep pace: a long operation may take seconds.
+#[inline]
+fn stop(stage: u64, mode: WaitMode<'_>) -> Option<Step> {
+    let is_late = |until| stage > 1 && Instant::now() >= until;
+    match mode {
+        WaitMode::Looks => None,
+        WaitMode::Yields(until) => is_late(until).then_some(Step::NotYet),
+        WaitMode::Sleeps(until, context) => match context.stop() {
+            Some(Waited::Ended(end)) => Some(Step::Ended(end)),
+            Some(_) => Some(Step::Interrupted),
+            None => is_late(until).then_some(Step::NotYet),
+        },
     }
 }
 

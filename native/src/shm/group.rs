@@ -208,7 +208,8 @@ fn run_spinning(py: Python<'_>, engine: &mut Engine, run: &mut Run, bytes: usize
             step => return step,
         }
     }
-    process::detached(py, || engine.run(run, WaitMode::Yields))
+    let until = Instant::now() + SLICE;
+    process::detached(py, || engine.run(run, WaitMode::Yields(until)))
 }
 
 #[pymethods]
@@ -607,7 +608,11 @@ impl Pending {
 
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<u8> {
         self.enter()?;
-        let seconds = seconds.clamp(0.0, MOST_SECONDS);
+        let seconds = if seconds > 0.0 {
+            seconds.min(MOST_SECONDS)
+        } else {
+            0.0
+        };
         let until = Instant::now() + Duration::from_secs_f64(seconds);
         loop {
             let known = self.interrupts.load(Ordering::Acquire);

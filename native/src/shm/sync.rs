@@ -126,6 +126,20 @@ pub struct WaitContext<'a> {
     pub progress: &'a Progress,
 }
 
+impl WaitContext<'_> {
+    /// What another thread of this process wants.
+    pub fn stop(&self) -> Option<Waited> {
+        if self.control.closed.load(Ordering::Acquire) {
+            return Some(Waited::Ended(End::Closed));
+        }
+        if self.cancelled.load(Ordering::Acquire) {
+            return Some(Waited::Ended(End::Cancelled));
+        }
+        let changed = self.control.interrupts.load(Ordering::Acquire) != self.interrupts;
+        changed.then_some(Waited::Interrupted)
+    }
+}
+
 /// What other threads may know of a running operation.
 #[derive(Default)]
 pub struct Progress {
@@ -140,8 +154,8 @@ pub struct Progress {
 pub enum WaitMode<'a> {
     /// Some looks only. May be used with the GIL.
     Looks,
-    /// As long as yielding may help.
-    Yields,
+    /// As long as yielding may help; a run of several rounds ends then.
+    Yields(Instant),
     /// Sleep until then.
     Sleeps(Instant, &'a WaitContext<'a>),
 }
@@ -295,7 +309,7 @@ impl Rounds {
     fn wait_longer(&mut self, goal: &mut Goal, mode: WaitMode<'_>) -> Waited {
         let found = match mode {
             WaitMode::Looks => Ok(false),
-            WaitMode::Yields => self.look_and_yield(goal, None),
+            WaitMode::Yields(_) => self.look_and_yield(goal, None),
             WaitMode::Sleeps(until, context) => match self.look_and_yield(goal, Some(context)) {
                 Ok(false) => return self.look_and_sleep(goal, until, context),
                 found => found,
@@ -440,14 +454,12 @@ impl Rounds {
     ) -> Option<Waited> {
         let found = match self.look(goal, 0) {
             Ok(true) => return Some(Waited::Reached),
+            Ok(false) if context.stop().is_some() => return context.stop(),
             Ok(false) => self.look_for_end(goal, context),
             Err(end) => Err(end),
         };
         match found {
             Err(end) => Some(Waited::Ended(end)),
-            Ok(()) if context.control.interrupts.load(Ordering::Acquire) != context.interrupts => {
-                Some(Waited::Interrupted)
-            }
             Ok(()) => (Instant::now() >= until).then_some(Waited::NotYet),
         }
     }
@@ -457,14 +469,8 @@ impl Rounds {
         calls::differing(&self.mapping, self.me, goal.sequence, goal.fingerprint)
     }
 
-    /// Fails if the wait is useless. Looks at all ranks, and at what other threads of this process want.
+    /// Fails if the wait is useless. Looks at all ranks.
     fn look_for_end(&mut self, goal: &Goal, context: &WaitContext<'_>) -> Result<(), End> {
-        if context.control.closed.load(Ordering::Acquire) {
-            return Err(End::Closed);
-        }
-        if context.cancelled.load(Ordering::Acquire) {
-            return Err(End::Cancelled);
-        }
         if let Some((rank, theirs)) = self.find_mismatch(goal) {
             return Err(End::Mismatch(rank, theirs));
         }

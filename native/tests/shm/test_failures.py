@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -173,6 +174,25 @@ def test_an_interrupt_is_reported_once_by_each_operation() -> None:
     assert first.wait(LIMIT) == shm.DONE
 
 
+def test_a_long_operation_is_interrupted_although_the_others_keep_pace() -> None:
+    """So many rounds that it takes longer than a slice, unless a machine is very fast."""
+    count = 60_000_000
+
+    def body(member: Member) -> tuple[bool, int, int]:
+        array = np.ones(count, np.uint8)
+        pending = member.post(shm.ALL_REDUCE, SUM, 6, array=array, out=array)
+        member.group.interrupt()
+        status = pending.wait(LIMIT)
+        early = pending.wait(0)
+        late = pending.wait(LIMIT)
+        return status == shm.INTERRUPTED, early, late
+
+    for interrupted, early, late in results(2, body, chunk_bytes=32 << 10):
+        assert interrupted
+        assert early in (shm.WAITING, shm.DONE)
+        assert late == shm.DONE
+
+
 # -- aborts --------------------------------------------------------------------------------------------------------
 
 
@@ -325,30 +345,37 @@ print("end")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "end\n", "")
 
 
+def is_refused(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except RuntimeError:
+        return True
+    return False
+
+
 def test_a_forked_child_is_refused() -> None:
     one, two = members(2)
     pending = one.post(shm.BARRIER)
     pending.wait(0)
     background = one.post(shm.BARRIER, background=True)
+    calls: list[Callable[[], object]] = [
+        lambda: one.group.all_reduce(np.ones(2, np.float32), "sum"),
+        lambda: one.group.take(),  # noqa: PLW0108 - a bound method would keep the group
+        lambda: one.group.close(),  # noqa: PLW0108
+        lambda: one.post(shm.BARRIER),
+        lambda: pending.wait(1),
+        lambda: pending.cancel(),  # noqa: PLW0108
+    ]
     child = os.fork()
     if child == 0:
-        calls: list[Any] = [
-            lambda: one.group.all_reduce(np.ones(2, np.float32), "sum"),
-            one.group.take,
-            one.group.close,
-            lambda: one.post(shm.BARRIER),
-            lambda: pending.wait(1),
-            pending.cancel,
-        ]
-        refused = 0
-        for call in calls:
-            try:
-                call()
-            except RuntimeError:
-                refused += 1
-        del pending, background
-        one, two = two, one
-        os._exit(0 if refused == len(calls) else 1)
+        code = 1
+        try:
+            refused = [is_refused(call) for call in calls]
+            del one, two, pending, background
+            gc.collect()
+            code = 0 if all(refused) else 2
+        finally:
+            os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert two.post(shm.BARRIER).wait(LIMIT) == shm.DONE
     assert pending.wait(LIMIT) == shm.DONE

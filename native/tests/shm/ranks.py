@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe
@@ -61,12 +62,19 @@ class Member:
 Body = Callable[[Member], Any]
 
 
+def fork() -> int:
+    """`os.fork`. Python 3.12 warns of it in a process with threads; our children run nothing that waits for those."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 class Process:
     """A forked process that runs one rank."""
 
     def __init__(self, body: Body, region: shm.Region, rank: int, options: dict[str, Any]) -> None:
         self._line, theirs = Pipe()
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             _run(body, region, rank, theirs, options)
         theirs.close()

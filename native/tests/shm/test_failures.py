@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from nexar_native import shm
-from ranks import FAST, FLOAT32, LIMIT, MAX, SUM, Member, members, results, world
+from ranks import FAST, FLOAT32, LIMIT, MAX, SUM, Member, fork, members, results, world
 
 BIG = 1 << 20  # elements: some rounds
 
@@ -366,7 +366,7 @@ def test_a_forked_child_is_refused() -> None:
         lambda: pending.wait(1),
         lambda: pending.cancel(),  # noqa: PLW0108
     ]
-    child = os.fork()
+    child = fork()
     if child == 0:
         code = 1
         try:

@@ -1,7 +1,7 @@
 //! The native part of nexar: one extension module with a submodule for each area.
 //!
 //! `runtime` is what all areas share: errors, borrowed buffers, descriptors, fork and exit. `tls` holds
-//! credentials and the verification of certificates. `bulk`, `exit_watch`, `quic` and `reduce` are submodules of
+//! credentials and the verification of certificates. `bulk`, `exit_watch`, `quic`, `reduce` and `shm` are submodules of
 //! `nexar_native`.
 
 use pyo3::prelude::*;
@@ -10,6 +10,7 @@ mod bulk;
 mod exit_watch;
 mod quic;
 mod reduce;
+mod shm;
 
 mod runtime {
     pub mod buffer;
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("bulk", bulk::module(module.py())?)?;
     module.add("exit_watch", exit_watch::module(module.py())?)?;
     module.add("reduce", reduce::module(module.py())?)?;
+    module.add("shm", shm::module(module.py())?)?;
     runtime::process::register_fork_handlers()?;
     runtime::process::register_atexit(module)
 }

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from nexar_native import exit_watch as exit_watch  # noqa: PLC0414 - marks it as exported for mypy
     from nexar_native import quic as quic  # noqa: PLC0414
     from nexar_native import reduce as reduce  # noqa: PLC0414
+    from nexar_native import shm as shm  # noqa: PLC0414
 
 PACKAGE: Final = "nexar-native"  # name of the distribution
 RELEASE: Final = "0.2"  # other first two numbers mean another interface
 _MODULE: Final = "nexar_native"
-_SUBMODULES: Final = frozenset({"exit_watch", "quic", "reduce"})
+_SUBMODULES: Final = frozenset({"exit_watch", "quic", "reduce", "shm"})
 
 
 def __getattr__(name: str) -> Any:

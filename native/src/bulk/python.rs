@@ -425,7 +425,8 @@ fn rejected(py: Python<'_>, failure: Failure) -> PyErr {
 fn reduction(op: i64, dtype: i64, before: bool, length: u64) -> PyResult<Reduction> {
     let code = |number| u8::try_from(number).unwrap_or(0);
     let (op, dtype) = (code(op), code(dtype));
-    let Some(itemsize) = reduce::itemsize(op, dtype) else {
+    let defined = reduce::is_supported(op, dtype);
+    let Some(itemsize) = reduce::itemsize(dtype).filter(|_| defined) else {
         return Err(PyValueError::new_err(reduce::Invalid::Undefined.message()));
     };
     if length % itemsize as u64 != 0 {

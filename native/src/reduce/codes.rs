@@ -115,6 +115,31 @@ impl DType {
     }
 }
 
+/// The code of a reduction by its name.
+pub fn op_named(name: &str) -> Option<u8> {
+    let op = match name {
+        "sum" => Op::Sum,
+        "prod" => Op::Prod,
+        "min" => Op::Min,
+        "max" => Op::Max,
+        "avg" => Op::Avg,
+        "band" => Op::Band,
+        "bor" => Op::Bor,
+        "bxor" => Op::Bxor,
+        "land" => Op::Land,
+        "lor" => Op::Lor,
+        "lxor" => Op::Lxor,
+        _ => return None,
+    };
+    Some(op as u8)
+}
+
+/// The size of an element; None for an unknown code.
+pub fn itemsize(code: u8) -> Option<usize> {
+    let index = (code as usize).checked_sub(1)?;
+    DType::ALL.get(index).map(|dtype| dtype.itemsize())
+}
+
 /// Whether the reduction is defined: integers have no average, floats no bit operations, complex numbers no order.
 pub fn is_defined(op: Op, dtype: DType) -> bool {
     match op {
@@ -133,6 +158,14 @@ mod tests {
     fn the_tables_are_in_the_order_of_the_codes() {
         assert!(Op::ALL.map(|op| op as u8).into_iter().eq(1..=11));
         assert!(DType::ALL.map(|dtype| dtype as u8).into_iter().eq(1..=17));
+    }
+
+    #[test]
+    fn only_known_codes_have_a_size() {
+        assert_eq!(
+            [0, 1, 5, 14, 17, 18, 255].map(itemsize),
+            [None, Some(1), Some(8), Some(16), Some(1), None, None]
+        );
     }
 
     #[test]

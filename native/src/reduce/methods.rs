@@ -51,9 +51,9 @@ pub fn methods() -> &'static Methods {
     })
 }
 
-/// The size of an element, if the reduction is defined.
-pub fn itemsize(op: u8, dtype: u8) -> Option<usize> {
-    methods().find(op, dtype).map(|method| method.itemsize)
+/// Whether the codes are those of a reduction that is defined.
+pub fn is_supported(op: u8, dtype: u8) -> bool {
+    methods().find(op, dtype).is_some()
 }
 
 /// The methods of each instruction set that this processor has; the last is the fastest.

@@ -14,7 +14,8 @@ mod methods;
 mod narrow;
 mod python;
 
+pub use codes::{itemsize, op_named};
 #[allow(unused_imports)] // for the modules that reduce without Python
 pub use fold::{combine, fold_slices, Invalid};
-pub use methods::itemsize;
+pub use methods::is_supported;
 pub use python::module;

@@ -25,6 +25,13 @@ impl Borrowed {
         Self::export(object, ffi::PyBUF_WRITABLE)
     }
 
+    /// Takes over an exported view. The caller does not release it.
+    pub fn adopt(view: ffi::Py_buffer) -> Self {
+        Borrowed {
+            view: Some(Box::new(view)),
+        }
+    }
+
     fn export(object: &Bound<'_, PyAny>, flags: std::os::raw::c_int) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: a live object and a view that outlives the call.

@@ -28,3 +28,4 @@ def test_the_stub_is_shipped() -> None:
     assert (package / "bulk.pyi").is_file()
     assert (package / "exit_watch.pyi").is_file()
     assert (package / "reduce.pyi").is_file()
+    assert (package / "shm.pyi").is_file()

@@ -238,7 +238,9 @@ class JoinRefused(NexarError, ConnectionError):
         return self.code == "nobody_left"
 
     def _message(self) -> str:
-        return with_heading(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)
+        since = f"expelled in epoch {self.expelled}: " if self.expelled else ""
+        heading = f"the seed{f' at {self.address}' if self.address else ''} refused this node"
+        return with_heading(heading, f"{since}{self.reason}")
 
 
 @error_with_facts

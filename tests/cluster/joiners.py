@@ -32,7 +32,7 @@ from nexar.wire.join import (
     encode_join,
 )
 
-EVENT_TIMEOUT = 20.0
+EVENT_TIMEOUT = 60.0
 """Seconds until a test that waits for an event gives up. Long, because the machine may be busy."""
 END = "the end"
 Said = TypeVar("Said")

@@ -37,6 +37,7 @@ EXAMPLES = [
         ["cuda:0", "stage_out", "no memory"],
     ),
     (errors.JoinRefused(reason="the cluster is full", address="h:1"), ["h:1", "the cluster is full"]),
+    (errors.JoinRefused(reason="it was silent", expelled=3), ["expelled in epoch 3: it was silent"]),
     (
         errors.SeedUnreachable(addresses=["h:1", "h:2"], attempts=5, cause="timed out", timeout=60.0),
         ["h:1, h:2", "5 attempts", "60 s", "timed out"],

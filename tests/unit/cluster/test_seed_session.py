@@ -397,22 +397,22 @@ def test_the_loss_and_the_return_of_the_seed_are_reported(scene: Scene) -> None:
 
 def test_whom_the_seed_refuses_is_notified_why(scene: Scene) -> None:
     def refuse() -> Line:
-        raise JoinRefused(reason="expelled in epoch 3", address="seed:1", expelled=3)
+        raise JoinRefused(reason="it was silent", address="seed:1", expelled=3)
 
     scene.again = refuse
     scene.stand()
     scene.seed.lose()
     assert scene.next_notice()[0] == "on_lost"
     name, refused = scene.next_notice()
-    assert (name, refused.reason, refused.expelled) == ("on_refused", "expelled in epoch 3", 3)
+    assert (name, refused.reason, refused.expelled) == ("on_refused", "it was silent", 3)
 
 
 def test_who_learns_on_its_connection_that_it_was_expelled_does_not_dial_again(scene: Scene) -> None:
     session = scene.stand()
-    scene.seed.say_message(JoinRefusedMessage("expelled in epoch 3", 3))
+    scene.seed.say_message(JoinRefusedMessage("it was silent", 3))
     assert scene.next_notice()[0] == "on_lost"
     name, refused = scene.next_notice()
-    assert (name, refused.reason, refused.expelled) == ("on_refused", "expelled in epoch 3", 3)
+    assert (name, refused.reason, refused.expelled) == ("on_refused", "it was silent", 3)
     session._thread.join(EVENT_TIMEOUT)
     assert not scene.knocked.is_set()
 

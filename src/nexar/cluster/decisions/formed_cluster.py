@@ -180,9 +180,10 @@ class MemberRegister:
         self._bytes = len(encode_membership(self.membership))
         for departure in change.left:
             self._absent.discard(departure.node)
-            verb, expelled = ("left", 0) if departure.willing else ("expelled", change.epoch)
-            why = f"{verb} in epoch {change.epoch}: {departure.cause}"
-            _remember(self._former, departure.node, FormerMember(why, expelled))
+            former = FormerMember(departure.cause, change.epoch)
+            if departure.willing:
+                former = FormerMember(f"left in epoch {change.epoch}: {departure.cause}", 0)
+            _remember(self._former, departure.node, former)
         for member in change.joined:
             if member.node not in self._joiners:
                 self._absent.add(member.node)  # its session broke, or the seed never saw it

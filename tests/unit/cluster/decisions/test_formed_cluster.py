@@ -191,11 +191,11 @@ def test_who_was_expelled_learns_what_was_chosen_and_then_why_its_line_ends() ->
     actions = choose(admission, left=(Departure(1, "silent\nfor long"),))
     messages = [index for index, action in enumerate(actions) if notified([action], SeedPaxosMessage)]
     refusal = only(actions, RefuseConnection)
-    assert refusal == RefuseConnection(1, "expelled in epoch 2: silent for long", 2)
+    assert refusal == RefuseConnection(1, "silent for long", 2)
     assert messages[-1] < actions.index(refusal)
     assert admission.order() == [2]
     assert only(admission.join(11, node=1), RefuseConnection) == RefuseConnection(11, refusal.reason, 2)
-    assert only(admission.join(12, node=1, epoch=1), RefuseConnection).reason == "expelled in epoch 2: silent for long"
+    assert only(admission.join(12, node=1, epoch=1), RefuseConnection).reason == "silent for long"
 
 
 def test_a_member_that_raised_is_noted_as_gone_with_what_it_raised() -> None:
@@ -395,7 +395,7 @@ def test_a_change_makes_joiners_members_and_remembers_who_left() -> None:
     register.follow(Change(2, left=(Departure(1, "was killed"),), joined=(member(3),)))
     assert [each.node for each in register.membership.members] == [2, 3]
     assert (register.membership.epoch, register.present, register.waiting) == (2, 2, ())
-    assert register.why_former(1, 0) == ("expelled in epoch 2: was killed", 2)
+    assert register.why_former(1, 0) == ("was killed", 2)
     register.follow(Change(3, left=(Departure(2, "done", willing=True),)))
     assert register.why_former(2, 0) == ("left in epoch 3: done", 0)
     assert register.why_former(3, 0) is None

@@ -134,6 +134,7 @@ pub fn start(shared: Arc<Shared>, worker: Arc<Worker>) -> io::Result<JoinHandle<
                     readiness,
                     connections: HashMap::new(),
                     busy: Vec::new(),
+                    timed: false,
                 };
                 thread.run();
             })
@@ -147,6 +148,8 @@ struct Thread {
     connections: HashMap<u64, (Link, Box<Connection>)>,
     /// Connections that have more to do without waiting.
     busy: Vec<u64>,
+    /// Connections may have a deadline.
+    timed: bool,
 }
 
 impl Thread {
@@ -160,9 +163,8 @@ impl Thread {
             for key in std::mem::take(&mut self.busy) {
                 self.step(key);
             }
-            let now = Instant::now();
             let timeout = match self.busy.is_empty() && self.worker.prepare_sleep() {
-                true => self.next_deadline(now),
+                true => self.next_deadline(),
                 false => Duration::ZERO,
             };
             self.readiness.wait(timeout, &mut ready);
@@ -193,6 +195,7 @@ impl Thread {
                     return;
                 }
                 self.connections.insert(key, (link, connection));
+                self.timed = true;
                 self.step(key);
             }
             Command::Kick(key) => self.step(key),
@@ -248,21 +251,20 @@ impl Thread {
         }
     }
 
-    fn next_deadline(&self, now: Instant) -> Duration {
+    fn next_deadline(&self) -> Duration {
+        if !self.timed {
+            return IDLE;
+        }
         let deadlines = self
             .connections
             .values()
             .filter_map(|each| each.1.deadline());
         let next = deadlines.min();
-        next.map_or(IDLE, |next| next.saturating_duration_since(now))
+        next.map_or(IDLE, |next| next.saturating_duration_since(Instant::now()))
     }
 
     fn expire(&mut self) {
-        if self
-            .connections
-            .values()
-            .all(|each| each.1.deadline().is_none())
-        {
+        if !self.timed {
             return;
         }
         let now = Instant::now();
@@ -271,6 +273,8 @@ impl Thread {
             .iter_mut()
             .filter_map(|(&key, (_, connection))| connection.is_late(now).then_some(key))
             .collect();
+        let mut left = self.connections.values();
+        self.timed = left.any(|each| each.1.deadline().is_some());
         for key in late {
             if let Some((_, mut connection)) = self.connections.remove(&key) {
                 let failure = Failure::Connect {

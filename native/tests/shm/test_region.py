@@ -204,6 +204,7 @@ def test_any_bytes_in_the_region_end_in_a_status(where: str) -> None:
     def victim(member: Member) -> set[int]:
         found = set()
         member.tell()
+        member.listen()
         for number in range(60):
             kind, length, both = kinds[number % len(kinds)]
             array = np.zeros(length, np.uint8)
@@ -223,7 +224,10 @@ def test_any_bytes_in_the_region_end_in_a_status(where: str) -> None:
         return found
 
     with world(3, [victim, hostile(where), hostile(where)], chunk_bytes=chunk) as processes:
-        processes[0].hear()
+        for process in processes:
+            process.hear()  # the region is open
+        for process in processes:
+            process.say()
         assert processes[0].hear() <= STATUSES
         for process in processes[1:]:
             process.signal(signal.SIGKILL)
@@ -232,6 +236,8 @@ def test_any_bytes_in_the_region_end_in_a_status(where: str) -> None:
 
 def hostile(where: str) -> Any:
     def body(member: Member) -> None:
+        member.tell()
+        member.listen()
         chance = random.Random(member.rank)
         with open("/proc/self/maps") as lines:
             maps = next(line for line in lines if "nexar-region" in line)

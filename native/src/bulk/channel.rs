@@ -347,8 +347,13 @@ impl Core {
 
     /// All chunks of a transfer are handed over.
     pub fn sent(&self, outbound: &Outbound) {
-        self.state.lock().table.sent(outbound);
-        if outbound.gate.write().take().is_some() {
+        let mut state = self.state.lock();
+        state.table.sent(outbound);
+        let region = outbound.gate.write().take();
+        let was_wanted = region.is_some();
+        drop(region); // under the lock: a withdrawal that finds no transfer finds its memory given back
+        drop(state);
+        if was_wanted {
             self.counters.transfers_sent.fetch_add(1, Ordering::Relaxed);
             self.shared.push(Event::Sent(self.id, outbound.transfer));
         }
@@ -380,8 +385,8 @@ impl Core {
             Target::Memory(region) | Target::Reduce(region, _) => {
                 drop(gate);
                 state.table.landed(inbound);
+                drop(region); // before the event, and before a redirect finds that it has landed
                 drop(state);
-                drop(region); // before the event: who sees it may use the memory
                 self.counters
                     .transfers_received
                     .fetch_add(1, Ordering::Relaxed);

@@ -349,6 +349,7 @@ impl Channel {
         if let Target::Memory(region) | Target::Reduce(region, _) = unused {
             region.release(py);
         }
+        decref::release_deferred(py);
         Ok(match redirected {
             Redirected::Moved => MOVED,
             Redirected::Landed => LANDED,
@@ -372,6 +373,7 @@ impl Channel {
         if let Some(region) = process::detached(py, || core.withdraw(transfer)) {
             region.release(py);
         }
+        decref::release_deferred(py);
         Ok(())
     }
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nexar.native import quic
+from nexar import native
 from nexar.transport.base import CarrierLost
 from nexar.wire.text import foreign_line
+
+if TYPE_CHECKING:
+    from nexar.native import quic
 
 VERSION: Final = 1
 _LAYOUT: Final = struct.Struct("<BBB5xQQ")
@@ -111,6 +114,7 @@ def fresh_copy(error: CarrierLost) -> CarrierLost:
 
 def to_carrier_lost(error: quic.QuicError | quic.ForkedError) -> CarrierLost:
     """Translate an error of the native package."""
+    quic = native.quic  # not before: preambles need no native package
     if isinstance(error, quic.ConnectionLost):
         return CarrierLost(_KINDS.get(error.kind, "fault"), _reason(error))
     if isinstance(error, quic.EndpointClosed):

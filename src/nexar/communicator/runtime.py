@@ -60,12 +60,11 @@ from nexar.cluster.mesh import EAGER_WORLD, Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.peer_probe import PingTable
 from nexar.cluster.seed_session import SeedLink
-from nexar.communicator.checkpoint_requests import CheckpointRequests
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.generation import Generation
 from nexar.communicator.generation_builder import GenerationBuilder
 from nexar.communicator.status import make_status_report
-from nexar.communicator.successor_requests import Revocations, SuccessorRequests
+from nexar.communicator.successor_requests import CheckpointRequests, Revocations, SuccessorRequests
 from nexar.communicator.successors import Successors
 from nexar.errors import JoinRefused, LinkClosed, NexarError, error_text, sendable
 from nexar.links.link import Link

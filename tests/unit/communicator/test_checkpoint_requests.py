@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from nexar.cluster.decisions.resize import ResizeRequest
-from nexar.communicator.checkpoint_requests import CheckpointRequests
+from nexar.communicator.successor_requests import CheckpointRequests
 from tests.ranks import EVENT_TIMEOUT
 from tests.unit.cluster.decisions.voters import a_member
 

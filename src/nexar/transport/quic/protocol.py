@@ -13,7 +13,6 @@ import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nexar import native
 from nexar.transport.base import CarrierLost
 from nexar.wire.text import foreign_line
 
@@ -114,7 +113,8 @@ def fresh_copy(error: CarrierLost) -> CarrierLost:
 
 def to_carrier_lost(error: quic.QuicError | quic.ForkedError) -> CarrierLost:
     """Translate an error of the native package."""
-    quic = native.quic  # not before: preambles need no native package
+    from nexar.native import quic  # noqa: PLC0415 - preambles need no native package
+
     if isinstance(error, quic.ConnectionLost):
         return CarrierLost(_KINDS.get(error.kind, "fault"), _reason(error))
     if isinstance(error, quic.EndpointClosed):

@@ -83,7 +83,8 @@ def test_a_joiner_waits_is_taken_and_is_a_member_after_a_restart(tmp_path: Path,
         expelled = dialer.dial(seed, 7)
         expelled.key = first.key
         expelled.apply(epoch=1)
-        assert expelled.receive(JoinRefusedMessage).reason == "expelled in epoch 3: was killed"
+        refusal = expelled.receive(JoinRefusedMessage)
+        assert (refusal.reason, refusal.expelled) == ("was killed", 3)
 
 
 def test_the_seed_does_not_remove_who_answers_and_votes_for_the_removal_of_who_is_gone(dialer: JoinDialer) -> None:

@@ -61,7 +61,9 @@ class DriverElection:
         self.waiting_threads.clear()
 
 
-NODE_CLOSED: Final = "this node is closed: its `with` block has ended, or close() was called; make all calls before"
+NODE_CLOSED: Final = (
+    "this node is closed: its `with` block has ended, or close() was called; make all calls before that"
+)
 OF_THE_PARENT: Final = (
     "belongs to the parent process, and a forked child is not part of the cluster; communicate in the parent"
 )

@@ -343,8 +343,8 @@ class DisputeResolver:
         return True
 
     def _may_be_ending(self, node: NodeId, now: float) -> bool:
-        # A process that announced its exception answers until it has ended. Then it is no dispute, unless that takes
-        # longer than an answer.
+        # A process whose end is certain may answer others until it has ended. That is no dispute, unless it lasts
+        # longer than an answer may take.
         known = self._suspicions[node]
         limit = _MARGIN * self._probe_timeout + self._own_delay()
         return known.loss.is_conclusive and not known.disputes and now < known.first_since + limit
